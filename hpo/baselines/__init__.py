@@ -1,0 +1,1 @@
+"""Baselines that a search is held against: a grid, and a learning-rate range test."""

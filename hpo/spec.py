@@ -1,0 +1,255 @@
+"""What a user writes: a study's space, its objective and what counts as better.
+
+Every fault of it is found when the spec is made, before a database or a device is touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hpo.errors import SpecError
+from hpo.space import Param, grid_values, plain, space_to_json
+
+Metrics: TypeAlias = dict[str, Any]
+Epochs: TypeAlias = Generator[Metrics, None, None]
+
+SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes", "qmc")
+PRUNERS = ("median", "percentile", "asha", "hyperband", "none")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one trial may know of the run it is part of.
+
+    `epochs` is how many to train, `seed` fixes the split, the initial weights and the data order,
+    `device` is "cpu" or "cuda", `dir` is this trial's own folder, `data_dir` is the folder given
+    with --data-dir, `n_devices` counts the devices of this trial, and `data_fraction` is the
+    stratified part of the training data to use.
+    """
+
+    epochs: int
+    seed: int
+    device: str
+    dir: Path
+    data_dir: Path | None = None
+    n_devices: int = 1
+    data_fraction: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySpec:
+    """A study: its space, how a trial is trained, and the baselines it is held against.
+
+    Give `build(run, *, <params>) -> Recipe`, or `objective(run, *, <params>)`, a generator that
+    yields one dict of metrics an epoch, or both: then trials use the objective and the learning-rate
+    range test the recipe. Name the metric with `maximize=` or `minimize=`. `defaults` are the params
+    a practitioner would start from; `grid` gives the values of the grid baseline (a param left out
+    stays at its default). `lr_param` is the param that the learning-rate range test finds. The other
+    fields are the study's own values of the flags of `hpo run` with the same names.
+
+    Raises:
+        SpecError: with one line for each fault.
+    """
+
+    space: Mapping[str, Param]
+    epochs: int
+    build: Callable[..., Any] | None = None
+    objective: Callable[..., Epochs] | None = None
+    maximize: str | None = None
+    minimize: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Any]] | None = None
+    lr_param: str = "lr"
+    n_trials: int | None = None
+    seed: int | None = None
+    sampler: str | None = None
+    pruner: str | None = None
+    prune_startup: int | None = None
+    prune_warmup: int | None = None
+    timeout_s: float | None = None
+    top_k: int | None = None
+    confirm_seeds: int | None = None
+
+    def __post_init__(self) -> None:
+        faults = _spec_faults(self)
+        if faults:
+            raise SpecError(faults)
+
+    @property
+    def metric(self) -> str:
+        """The metric that is improved."""
+        return self.maximize or self.minimize or ""
+
+    @property
+    def direction(self) -> str:
+        """`maximize` or `minimize`."""
+        return "maximize" if self.maximize else "minimize"
+
+    @property
+    def has_lr_range(self) -> bool:
+        """Whether a learning-rate range test can be made: a recipe and a rate to find."""
+        return self.build is not None and self.lr_param in self.space
+
+    def full_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return params for a whole trial: the given ones, and the defaults for the rest."""
+        merged = {**self.defaults, **params}
+        return {name: plain(merged[name]) for name in self.space if name in merged}
+
+    def warnings(self) -> list[str]:
+        """Return what is allowed but probably not meant."""
+        lossy = re.search(r"loss|error|perplexity|mse|mae", self.metric, re.IGNORECASE)
+        scorish = re.search(r"acc|auc|f1|precision|recall|score", self.metric, re.IGNORECASE)
+        if (lossy and self.maximize) or (scorish and not lossy and self.minimize):
+            return [f"the spec says {self.direction} '{self.metric}': "
+                    f"a metric of that name is usually {'minimized' if lossy else 'maximized'}"]
+        return []
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the functions, as JSON data."""
+        return {
+            "space": space_to_json(self.space), "metric": self.metric,
+            "direction": self.direction, "epochs": self.epochs,
+            "has_build": self.build is not None, "has_lr_range": self.has_lr_range,
+            "warnings": self.warnings(), "n_trials": self.n_trials, "seed": self.seed,
+            "sampler": self.sampler, "pruner": self.pruner, "prune_startup": self.prune_startup,
+            "prune_warmup": self.prune_warmup, "timeout_s": self.timeout_s, "top_k": self.top_k,
+            "confirm_seeds": self.confirm_seeds,
+        }
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for a near name, else an empty text."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _spec_faults(spec: StudySpec) -> list[str]:
+    faults = _space_faults(spec.space)
+    faults += _goal_faults(spec)
+    faults += _number_faults(spec)
+    if not isinstance(spec.space, Mapping):
+        return faults
+    sound = {name: p for name, p in spec.space.items() if isinstance(p, Param) and not p.faults()}
+    for what, function in (("build", spec.build), ("objective", spec.objective)):
+        if function is not None:
+            faults += _signature_faults(what, function, spec.space)
+    faults += _values_faults("defaults", spec.defaults, spec.space, sound)
+    if spec.grid is not None:
+        faults += _grid_faults(spec, sound)
+    return faults
+
+
+def _space_faults(space: Any) -> list[str]:
+    if not isinstance(space, Mapping) or not space:
+        return [f"space must be a dict of at least one param, got {space!r}"]
+    faults = []
+    for name, param in space.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            faults.append(f"param {name!r}: a name must be a text fit for a keyword argument")
+        if not isinstance(param, Param):
+            faults.append(f"param {name!r}: expected Float, Int or Categorical, got {param!r}")
+            continue
+        faults += [f"param '{name}': {fault}" for fault in param.faults()]
+    return faults
+
+
+def _goal_faults(spec: StudySpec) -> list[str]:
+    faults = []
+    if (spec.maximize is None) == (spec.minimize is None):
+        faults.append("name the metric once: maximize='val_accuracy' or minimize='val_loss'")
+    elif not isinstance(spec.metric, str) or not spec.metric.strip():
+        faults.append(f"the metric's name must be a text, got {spec.maximize or spec.minimize!r}")
+    if spec.build is None and spec.objective is None:
+        faults.append("give build= (a function that returns a Recipe) or objective= (a generator)")
+    for what in ("build", "objective"):
+        function = getattr(spec, what)
+        if function is not None and not callable(function):
+            faults.append(f"{what} must be a function, got {function!r}")
+    for what, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
+        value = getattr(spec, what)
+        if value is not None and value not in known:
+            faults.append(f"{what} must be one of {', '.join(known)}, got {value!r}"
+                          f"{nearest(value, known)}")
+    return faults
+
+
+def _number_faults(spec: StudySpec) -> list[str]:
+    faults = []
+    limits = {"epochs": 1, "n_trials": 1, "seed": 0, "prune_startup": 0, "prune_warmup": 0,
+              "top_k": 1, "confirm_seeds": 1}
+    for what, low in limits.items():
+        value = plain(getattr(spec, what))
+        if value is None and what != "epochs":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            faults.append(f"{what} must be a whole number of at least {low}, got {value!r}")
+    if spec.timeout_s is not None and not spec.timeout_s > 0:
+        faults.append(f"timeout_s must be above 0, got {spec.timeout_s!r}")
+    return faults
+
+
+def _signature_faults(what: str, function: Any, space: Mapping[Any, Any]) -> list[str]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    kinds = inspect.Parameter
+    if not parameters or parameters[0].kind not in (
+        kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL,
+    ):
+        return [f"{what} must take the run first: def {what}(run, *, {', '.join(map(str, space))})"]
+    rest = parameters[1:]
+    takes_any = any(p.kind == kinds.VAR_KEYWORD for p in rest)
+    named = [p for p in rest if p.kind in (kinds.KEYWORD_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    names = [p.name for p in named]
+    faults = [f"{what} takes '{p.name}', which is no param of the space "
+              f"({', '.join(map(str, space))}){nearest(p.name, map(str, space))}"
+              for p in named if p.name not in space and p.default is kinds.empty]
+    if not takes_any:
+        faults += [f"{what} does not take param '{name}'{nearest(str(name), names)}"
+                   for name in space if name not in names]
+    return faults
+
+
+def _values_faults(
+    what: str, values: Any, space: Mapping[str, Any], sound: Mapping[str, Param]
+) -> list[str]:
+    if not isinstance(values, Mapping):
+        return [f"{what} must be a dict of params, got {values!r}"]
+    faults = []
+    for name, value in values.items():
+        if name not in space:
+            faults.append(f"{what}: '{name}' is no param of the space "
+                          f"({', '.join(map(str, space))}){nearest(name, map(str, space))}")
+        elif name in sound and not sound[name].contains(value):
+            faults.append(f"param '{name}': {what} has {value!r}, "
+                          f"accepted is {sound[name].describe()}")
+    return faults
+
+
+def _grid_faults(spec: StudySpec, sound: Mapping[str, Param]) -> list[str]:
+    if not isinstance(spec.grid, Mapping) or not spec.grid:
+        return [f"grid must be a dict of lists of values, got {spec.grid!r}"]
+    faults = []
+    for name, listed in spec.grid.items():
+        try:
+            values = grid_values(listed)
+        except TypeError as error:
+            faults.append(f"param '{name}': grid: {error}")
+            continue
+        if not values:
+            faults.append(f"param '{name}': grid must not be empty")
+        if any(value in values[:i] for i, value in enumerate(values)):
+            faults.append(f"param '{name}': grid has a value twice: {values!r}")
+        for value in values:
+            faults += _values_faults("grid", {name: value}, spec.space, sound)
+    missing = [name for name in spec.space if name not in spec.grid and name not in spec.defaults]
+    if missing:
+        faults.append(f"grid: {', '.join(map(repr, missing))} has neither grid values nor a default")
+    return list(dict.fromkeys(faults))
