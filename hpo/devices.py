@@ -1,0 +1,119 @@
+"""Devices of this machine, and which worker is bound to which.
+
+Counted without torch, since the parent of the workers never imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hpo.errors import InputError
+
+# More CPU workers than this by default would spend memory (0.6 GB each) before they gain time.
+_MAX_DEFAULT_CPU_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one worker runs: `device` as torch names it, `visible` for CUDA_VISIBLE_DEVICES."""
+
+    index: int
+    device: str
+    visible: str
+    n_threads: int
+
+    @property
+    def label(self) -> str:
+        """The device as people see it: `cpu`, or `gpu 1`."""
+        return "cpu" if self.device == "cpu" else f"gpu {self.visible}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that must be set before torch loads."""
+        threads = str(self.n_threads)
+        return {"CUDA_VISIBLE_DEVICES": self.visible, "OMP_NUM_THREADS": threads,
+                "MKL_NUM_THREADS": threads}
+
+
+def n_cores() -> int:
+    """Return the number of CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (
+        os.cpu_count() or 1)
+
+
+def gpus(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the ids of the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them.
+
+    A mask that is set from outside (by Slurm, Ray or a person) is believed: its entries are the
+    devices.
+    """
+    mask = env.get("CUDA_VISIBLE_DEVICES")
+    if mask is not None:
+        ids = [part.strip() for part in mask.split(",") if part.strip()]
+        # CUDA itself stops reading a mask at the first invalid entry, such as -1.
+        return ids[: next((i for i, part in enumerate(ids) if part.startswith("-")), len(ids))]
+    return [str(i) for i in range(_n_installed_gpus())]
+
+
+@lru_cache(maxsize=1)
+def _n_installed_gpus() -> int:
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def slots(devices: str, n_workers: int | None, env: Mapping[str, str] = os.environ) -> list[Slot]:
+    """Return one slot a worker.
+
+    `devices` is `auto` (every GPU, else the CPU), `cpu`, or indices such as `0,1`; an index named
+    twice (`0,0`) lets two workers share that GPU.
+
+    Raises:
+        InputError: for a device that is not there, or more workers than devices.
+    """
+    wanted = devices.strip().lower()
+    if wanted == "auto":
+        ids = gpus(env)
+        if not ids:
+            return _cpu_slots(n_workers)
+        return _gpu_slots(ids, n_workers)
+    if wanted == "cpu":
+        return _cpu_slots(n_workers)
+    return _gpu_slots(_named(wanted, gpus(env)), n_workers)
+
+
+def _named(wanted: str, present: list[str]) -> list[str]:
+    parts = [part.strip() for part in wanted.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InputError(f"--devices {wanted!r}: accepted are auto, cpu, or indices such as 0,1")
+    there = f"indices 0 to {len(present) - 1}" if present else "no GPU"
+    for part in parts:
+        if int(part) >= len(present):
+            raise InputError(f"--devices {wanted}: there is no GPU {part} here ({there}); "
+                             f"use --devices cpu to train on the CPU")
+    return [present[int(part)] for part in parts]
+
+
+def _gpu_slots(ids: list[str], n_workers: int | None) -> list[Slot]:
+    n = n_workers or len(ids)
+    if n > len(ids):
+        doubled = ",".join(str(i % len(ids)) for i in range(n))
+        raise InputError(f"--workers {n}: there are {len(ids)} devices, one worker each; "
+                         f"to share them write --devices {doubled}")
+    threads = max(1, n_cores() // n)
+    return [Slot(i, "cuda", ids[i], threads) for i in range(n)]
+
+
+def _cpu_slots(n_workers: int | None) -> list[Slot]:
+    n = n_workers or min(n_cores(), _MAX_DEFAULT_CPU_WORKERS)
+    threads = max(1, n_cores() // n)
+    # An empty mask hides the GPUs of a machine that has some from its CPU workers.
+    return [Slot(i, "cpu", "", threads) for i in range(n)]

@@ -1,0 +1,148 @@
+"""Samplers and pruners by name, and drawing one trial's params.
+
+A sampler is made anew for each trial, seeded from the study's seed and the trial's place in the
+queue: workers never draw alike, and it does not matter who runs a trial.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpo.errors import InputError
+from hpo.space import Param, all_params, n_params_sets
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+# A drawn params that the study already holds is drawn again this often before a free one of a
+# finite space is picked at random.
+_N_REDRAWS = 8
+# Python's and numpy's generators take 32-bit seeds.
+_SEED_RANGE = 2**32
+
+
+def trial_seed(study_seed: int, k: int, draw: int = 0) -> int:
+    """Return the sampler's seed for the k-th trial of a study and the given redraw."""
+    return random.Random(f"{study_seed}/{k}/{draw}").randrange(_SEED_RANGE)
+
+
+def make_sampler(name: str, seed: int, study_seed: int) -> BaseSampler:
+    """Return the sampler of that name; quasi-random ones share the study's own sequence."""
+    import optuna.samplers as samplers
+
+    with warnings.catch_warnings():
+        # QMC is marked experimental by Optuna; that is no news for whoever asks for it by name.
+        warnings.simplefilter("ignore", category=_experimental())
+        if name == "random":
+            return samplers.RandomSampler(seed=seed)
+        if name == "qmc":
+            return samplers.QMCSampler(seed=study_seed, scramble=True,
+                                       warn_independent_sampling=False)
+        if name == "cmaes":
+            return _cmaes(seed)
+        if name == "gp":
+            return samplers.GPSampler(seed=seed)
+        return samplers.TPESampler(seed=seed)
+
+
+def check_sampler(name: str) -> None:
+    """Raise InputError where a sampler's own package is not installed."""
+    if name == "cmaes":
+        _cmaes(0)
+
+
+def _cmaes(seed: int) -> BaseSampler:
+    import optuna.samplers as samplers
+
+    try:
+        import cmaes  # noqa: F401
+    except ImportError:
+        raise InputError("--sampler cmaes needs the package cmaes: "
+                         "pip install 'hpo[cmaes]'") from None
+    return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+
+
+def _experimental() -> type[Warning]:
+    from optuna.exceptions import ExperimentalWarning
+
+    return ExperimentalWarning
+
+
+def make_pruner(name: str, *, n_startup: int, n_warmup: int, epochs: int) -> BasePruner:
+    """Return the pruner of that name.
+
+    Median and percentile compare only at epochs that at least `n_startup` COMPLETE trials reached
+    (one at least), so that a few long trials cannot cut all others short.
+    """
+    import optuna.pruners as pruners
+
+    n_min = max(1, n_startup)
+    if name == "median":
+        return pruners.MedianPruner(n_startup, n_warmup, n_min_trials=n_min)
+    if name == "percentile":
+        return pruners.PercentilePruner(25.0, n_startup, n_warmup, n_min_trials=n_min)
+    if name == "asha":
+        return pruners.SuccessiveHalvingPruner(min_resource=max(1, n_warmup), reduction_factor=3)
+    if name == "hyperband":
+        return pruners.HyperbandPruner(min_resource=max(1, n_warmup), max_resource=epochs)
+    return pruners.NopPruner()
+
+
+def draw(
+    study: Study,
+    trial: FrozenTrial,
+    space: Mapping[str, Param],
+    sampler_of: Callable[[int], BaseSampler],
+    reserve: Callable[[dict[str, Any]], bool],
+) -> dict[str, Any]:
+    """Return the params of a new trial, none that `reserve` refuses.
+
+    `sampler_of(i)` gives the sampler of the i-th redraw; `reserve(params)` says whether no other
+    trial of the study has them.
+    """
+    for i in range(_N_REDRAWS):
+        params = _drawn(study, trial, space, sampler_of(i))
+        if reserve(params):
+            return params
+    return _free_params(space, trial, reserve)
+
+
+def _drawn(
+    study: Study, trial: FrozenTrial, space: Mapping[str, Param], sampler: BaseSampler
+) -> dict[str, Any]:
+    sampler.before_trial(study, trial)
+    relative_space = sampler.infer_relative_search_space(study, trial)
+    relative = sampler.sample_relative(study, trial, relative_space)
+    params = {}
+    for name, param in space.items():
+        distribution = param.distribution()
+        if distribution.single():
+            stored = param.encode(next(iter(param.values())))
+        elif name in relative:
+            stored = relative[name]
+        else:
+            stored = sampler.sample_independent(study, trial, name, distribution)
+        params[name] = param.decode(stored)
+    return params
+
+
+def _free_params(
+    space: Mapping[str, Param],
+    trial: FrozenTrial,
+    reserve: Callable[[dict[str, Any]], bool],
+) -> dict[str, Any]:
+    if n_params_sets(space) is None:
+        raise InputError("the sampler draws the same params over and over: "
+                         "use --allow-duplicates or another --sampler")
+    free = list(all_params(space))
+    random.Random(trial.number).shuffle(free)
+    for params in free:
+        if reserve(params):
+            return params
+    raise InputError("every params of the space has a trial already: use --allow-duplicates")

@@ -1,0 +1,143 @@
+"""The settings of one run: a flag beats an HPO_* variable beats the module beats the default.
+
+A study keeps what its numbers depend on (epochs, seed, part of the data): a run that goes on with
+it takes these over, and one that asks for others is told to make a new study.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpo.errors import InputError
+from hpo.spec import PRUNERS, SAMPLERS, nearest
+
+PHASES = ("lr-range", "grid", "search", "confirm")
+DEFAULT_N_TRIALS = 20
+# What `hpo run` uses where neither a flag, a variable nor the module says anything.
+_DEFAULTS: dict[str, Any] = {
+    "n_trials": DEFAULT_N_TRIALS, "sampler": "tpe", "pruner": "median", "prune_startup": 5,
+    "seed": 0, "data_fraction": 1.0, "top_k": 3, "confirm_seeds": 3, "timeout_s": None,
+}
+# A stored study refuses other values of these: its trials could not be compared.
+FIXED = ("epochs", "seed", "data_fraction")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run's settings; None means that nobody has said anything yet."""
+
+    study: str
+    name: str
+    home: Path
+    storage: str
+    n_trials: int | None = None
+    workers: int | None = None
+    devices: str = "auto"
+    sampler: str | None = None
+    pruner: str | None = None
+    prune_startup: int | None = None
+    prune_warmup: int | None = None
+    seed: int | None = None
+    epochs: int | None = None
+    timeout_s: float | None = None
+    phases: tuple[str, ...] = PHASES
+    max_retries: int | None = None
+    allow_duplicates: bool = False
+    allow_space_change: bool = False
+    data_dir: Path | None = None
+    data_fraction: float | None = None
+    top_k: int | None = None
+    confirm_seeds: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def resolved(self, module: Mapping[str, Any], stored: Mapping[str, Any] | None) -> Settings:
+        """Return these settings with every gap filled.
+
+        `module` is the spec's JSON, `stored` the settings the study was made with.
+
+        Raises:
+            InputError: for another value of what the study's numbers depend on.
+        """
+        values = asdict(self)
+        for what in (*_DEFAULTS, "epochs", "prune_warmup"):
+            if stored and what in FIXED:
+                values[what] = _kept(self.name, what, values[what], stored[what])
+            elif values[what] is None:
+                said = module.get(what)
+                values[what] = said if said is not None else _DEFAULTS.get(what)
+        if values["prune_warmup"] is None:
+            # The first quarter of a schedule says little about its end.
+            values["prune_warmup"] = values["epochs"] // 4
+        return Settings(**values)
+
+    def order(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a worker needs to know of these settings, as JSON data."""
+        names = ("epochs", "seed", "data_fraction", "sampler", "pruner", "prune_startup",
+                 "prune_warmup", "allow_duplicates", "max_retries", "top_k")
+        return {"name": self.name, "module": self.study, "metric": spec["metric"],
+                "direction": spec["direction"], **{name: getattr(self, name) for name in names}}
+
+
+def _kept(name: str, what: str, asked: Any, stored: Any) -> Any:
+    if asked is not None and asked != stored:
+        flag = "--" + what.replace("_", "-")
+        raise InputError(f"study '{name}' was made with {what}={stored}, got {flag} {asked}: its "
+                         f"trials could not be compared; leave {flag} out, or start a new study "
+                         f"with --name")
+    return stored
+
+
+def home_folder(home: str | Path | None) -> Path:
+    """Return the folder that everything a run writes lies under."""
+    return Path(home or os.environ.get("HPO_HOME") or "hpo-runs").expanduser().absolute()
+
+
+def storage_url(storage: str | None, home: Path) -> str:
+    """Return the database's URL: the given one, else the SQLite file in the home folder."""
+    return storage or os.environ.get("HPO_STORAGE") or f"sqlite:///{home / 'hpo.db'}"
+
+
+def parse_phases(text: str | None, sampler: str | None) -> tuple[str, ...]:
+    """Return the phases to do, in their order.
+
+    `--sampler grid` means the grid phase alone.
+
+    Raises:
+        InputError: for an unknown or empty list.
+    """
+    if text is None:
+        return ("grid",) if sampler == "grid" else PHASES
+    asked = [part.strip() for part in text.split(",") if part.strip()]
+    if not asked:
+        raise InputError(f"--phases names no phase; accepted are {', '.join(PHASES)}")
+    for phase in asked:
+        if phase not in PHASES:
+            raise InputError(f"--phases: '{phase}' is no phase{nearest(phase, PHASES)} "
+                             f"(accepted are {', '.join(PHASES)})")
+    return tuple(phase for phase in PHASES if phase in asked)
+
+
+def check(settings: Settings) -> None:
+    """Raise InputError for the first flag that is out of its range."""
+    for what, low in (("n_trials", 1), ("workers", 1), ("epochs", 1), ("prune_startup", 0),
+                      ("prune_warmup", 0), ("seed", 0), ("max_retries", 0), ("top_k", 1),
+                      ("confirm_seeds", 1)):
+        value = getattr(settings, what)
+        if value is not None and value < low:
+            raise InputError(f"--{what.replace('_', '-')} must be at least {low}, got {value}")
+    if settings.timeout_s is not None and not settings.timeout_s > 0:
+        raise InputError(f"--timeout must be above 0 seconds, got {settings.timeout_s:g}")
+    fraction = settings.data_fraction
+    if fraction is not None and not 0 < fraction <= 1:
+        raise InputError(f"--data-fraction must be above 0 and at most 1, got {fraction:g}")
+    for what, value, known in (("sampler", settings.sampler, SAMPLERS),
+                               ("pruner", settings.pruner, PRUNERS)):
+        if value is not None and value not in known:
+            raise InputError(f"--{what} {value!r} is unknown{nearest(value, known)} "
+                             f"(accepted are {', '.join(known)})")
+    if settings.data_dir is not None and not settings.data_dir.is_dir():
+        raise InputError(f"--data-dir {settings.data_dir}: there is no such folder")
