@@ -1,0 +1,205 @@
+"""The parent's side of the workers: starts, watches, replaces and stops them.
+
+Never imports torch: a parent without CUDA can start and bury workers that have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from hpo.channel import LineBuffer
+from hpo.devices import Slot
+from hpo.errors import HpoError, InputError
+from hpo.worker import STOP_GRACE_S
+
+# The child takes over the parent's import path before it imports anything of ours; -P keeps a
+# file of the working directory from standing in for a module of the standard library.
+_CHILD = ("import json, os, sys; sys.path[:] = json.loads(os.environ.pop('HPO_SYS_PATH')); "
+          "from hpo.worker import main; sys.exit(main())")
+# Workers that die one after another without ending a trial are a fault of the machine or the
+# module, and starting more of them only hides it.
+_MAX_DEATHS = 5
+
+
+@dataclass
+class Member:
+    """One worker as its parent sees it: its process and the trial it is at."""
+
+    slot: Slot
+    process: subprocess.Popen[bytes]
+    events: int
+    output: IO[bytes]
+    buffer: LineBuffer = field(default_factory=LineBuffer)
+    at: dict[str, Any] | None = None
+
+    def tail(self, n_lines: int = 12) -> str:
+        """Return the last lines that the worker printed outside of a trial."""
+        self.output.seek(0)
+        text = self.output.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-n_lines:])
+
+
+class Pool:
+    """Workers of one study, one for each slot."""
+
+    def __init__(self, study: str, slots: Sequence[Slot]) -> None:
+        self.study, self.slots = study, list(slots)
+        self.members: dict[int, Member] = {}
+        self._selector = selectors.DefaultSelector()
+        self._order: dict[str, Any] | None = None
+        self._deaths = 0
+        self._stopping = False
+
+    def start(self, slots: Sequence[Slot]) -> None:
+        """Start a worker for each of these slots."""
+        for slot in slots:
+            self._start(slot)
+
+    def _start(self, slot: Slot) -> None:
+        reader, writer = os.pipe()
+        env = {**os.environ, **slot.environment(), "HPO_SYS_PATH": json.dumps(sys.path),
+               "HPO_WORKER_STUDY": self.study, "HPO_WORKER_DEVICE": slot.device,
+               "HPO_WORKER_INDEX": str(slot.index), "HPO_WORKER_EVENTS": str(writer)}
+        output = tempfile.TemporaryFile(prefix="hpo-worker-")
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CHILD], env=env, stdin=subprocess.PIPE,
+                stdout=output, stderr=output, pass_fds=(writer,), start_new_session=True)
+        finally:
+            os.close(writer)
+        member = Member(slot, process, reader, output)
+        self.members[slot.index] = member
+        self._selector.register(reader, selectors.EVENT_READ, member)
+        if self._order is not None:
+            self._send(member, "work", order=dict(self._order))
+
+    def _send(self, member: Member, cmd: str, **data: Any) -> None:
+        stdin = member.process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps({"cmd": cmd, **data}).encode() + b"\n")
+            stdin.flush()
+        except (BrokenPipeError, ValueError):
+            # It is dead; the end of its events tells us so in a moment.
+            return
+
+    def describe(self) -> dict[str, Any]:
+        """Start the first worker and return what its module says of itself.
+
+        Raises:
+            InputError: with the module's faults.
+        """
+        self.start(self.slots[:1])
+        return self._await("spec")
+
+    def prepare(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Have the first worker look at data and model; the others load torch meanwhile.
+
+        Raises:
+            InputError: for data that is missing or does not fit, or a `build` that fails.
+        """
+        self.start(self.slots[1:])
+        self._send(self.members[self.slots[0].index], "prepare", order=order)
+        return self._await("ready")["info"]
+
+    def _await(self, wanted: str) -> dict[str, Any]:
+        """Return the first worker's next event of that name."""
+        while True:
+            for member, event in self.poll(1.0):
+                if event["event"] == "fault":
+                    raise InputError(event["text"])
+                if event["event"] == "exit" and member.slot.index == self.slots[0].index:
+                    raise HpoError(f"study '{self.study}': the first worker ended with code "
+                                   f"{event['code']} before any trial:\n{event['tail']}")
+                if event["event"] == wanted and member.slot.index == self.slots[0].index:
+                    return event
+
+    def work(self, order: dict[str, Any]) -> None:
+        """Have all workers, and any that replaces one, take tickets by this order."""
+        self._order = order
+        for member in self.members.values():
+            self._send(member, "work", order=dict(order))
+
+    def poll(self, timeout_s: float) -> list[tuple[Member, dict[str, Any]]]:
+        """Return the events that came in, waiting at most `timeout_s` for the first.
+
+        The end of a worker comes as an event `exit` with its code, the trial it was `at`, and the
+        tail of what it printed; a worker that ended while there is work is replaced.
+
+        Raises:
+            HpoError: when workers keep dying without ending a trial.
+        """
+        found: list[tuple[Member, dict[str, Any]]] = []
+        for key, _ in self._selector.select(timeout_s):
+            member: Member = key.data
+            data = os.read(member.events, 1 << 16)
+            found += [(member, event) for event in member.buffer.feed(data)]
+            if not data:
+                found.append((member, self._bury(member)))
+        for member, event in found:
+            self._note(member, event)
+        return found
+
+    def _note(self, member: Member, event: dict[str, Any]) -> None:
+        if event["event"] in ("begin", "epoch"):
+            member.at = event
+        elif event["event"] == "end":
+            member.at, self._deaths = None, 0
+
+    def _bury(self, member: Member) -> dict[str, Any]:
+        self._selector.unregister(member.events)
+        os.close(member.events)
+        try:
+            code = member.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            member.process.kill()
+            code = member.process.wait()
+        event = {"event": "exit", "code": code, "at": member.at, "tail": member.tail(),
+                 "pid": member.process.pid}
+        member.output.close()
+        self._close_stdin(member)
+        self.members.pop(member.slot.index, None)
+        if self._order is not None and not self._stopping:
+            self._deaths += code != 0
+            if self._deaths >= _MAX_DEATHS:
+                raise HpoError(f"{_MAX_DEATHS} workers died one after another, the last with code "
+                               f"{code}; it printed:\n{event['tail']}")
+            self._start(member.slot)
+        return event
+
+    @staticmethod
+    def _close_stdin(member: Member) -> None:
+        try:
+            if member.process.stdin is not None:
+                member.process.stdin.close()
+        except BrokenPipeError:
+            return
+
+    def stop(self, grace_s: float = STOP_GRACE_S + 1) -> list[tuple[Member, dict[str, Any]]]:
+        """Stop all workers in order, kill those that do not, and return their last events."""
+        self._stopping = True
+        for member in self.members.values():
+            self._close_stdin(member)
+        events: list[tuple[Member, dict[str, Any]]] = []
+        deadline = time.monotonic() + grace_s
+        while self.members:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.kill()
+            events += self.poll(max(0.05, min(left, 1.0)))
+        return events
+
+    def kill(self) -> None:
+        """Kill every worker at once."""
+        self._stopping = True
+        for member in self.members.values():
+            member.process.kill()

@@ -1,0 +1,129 @@
+"""The queue's rules: which tickets a phase writes, and what becomes of a ticket that fails.
+
+The SQL is `storage.tickets`; here is only what a study means by it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpo.space import params_key, params_to_json
+
+if TYPE_CHECKING:
+    from storage.database import Database
+    from storage.tickets import NewTicket, Ticket
+
+# Score tickets stand in the confirm study behind its trials, this far from their confirm ticket.
+SCORE_OFFSET = 100_000
+# A worker lost by no fault of the params is worth one more try; the objective's own error is not.
+_DEFAULT_RETRIES = {"worker lost": 1}
+# Renewed at a third of this; a ticket of a worker that vanished is free again after it.
+LEASE_S = 30.0
+
+
+def study_of(name: str, phase: str) -> str:
+    """Return the name of the Optuna study of a phase; the search has the study's own name."""
+    return name if phase == "search" else f"{name}/{phase}"
+
+
+def phase_of(study: str) -> str:
+    """Return the phase that an Optuna study's name stands for."""
+    return study.rsplit("/", 1)[1] if "/" in study else "search"
+
+
+def owner_token() -> str:
+    """Return this process's name as an owner of tickets: host, pid and start of the process."""
+    return f"{socket.gethostname()}|{os.getpid()}|{_started(os.getpid())}"
+
+
+def _started(pid: int) -> str:
+    """Return the start time of a process as the kernel counts it, or an empty text."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            # The command may hold blanks and brackets; the fields after it do not.
+            return file.read().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_gone(owner: str) -> bool:
+    """Return whether an owner was a process of this host that does not live any more."""
+    host, _, rest = owner.partition("|")
+    pid, _, started = rest.partition("|")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    if os.path.isdir("/proc"):
+        return _started(int(pid)) != started
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def fixed_items(
+    cells: Iterable[Mapping[str, Any]], seed: int, payload: Mapping[str, Any] | None = None
+) -> list[NewTicket]:
+    """Return one ticket for each params of a grid, in order."""
+    from storage.tickets import NewTicket
+
+    return [NewTicket(idx=i, params=params_to_json(cell), payload={"seed": seed, **(payload or {})},
+                      params_key=params_key(cell))
+            for i, cell in enumerate(cells)]
+
+
+def search_items(n: int, seed: int) -> list[NewTicket]:
+    """Return n tickets whose params the sampler will draw."""
+    from storage.tickets import NewTicket
+
+    return [NewTicket(idx=i, params=None, payload={"seed": seed}, params_key=None)
+            for i in range(n)]
+
+
+def back_after(
+    kind: str, reason: str, ticket: Ticket, params: Mapping[str, Any] | None,
+    max_retries: int | None,
+) -> tuple[str, dict[str, Any] | None, bool] | None:
+    """Return how a failed ticket goes back on the queue: cause, params, counted; or None.
+
+    A ticket that was interrupted always goes back and is not counted as a retry.
+    """
+    kept = None if params is None else params_to_json(params)
+    if kind == "interrupted":
+        return reason, kept, False
+    allowed = _DEFAULT_RETRIES.get(kind, 0) if max_retries is None else max_retries
+    return (reason, kept, True) if ticket.attempt < allowed else None
+
+
+def close_lost(
+    db: Database, ticket: Ticket, reason: str, max_retries: int | None,
+    params: Mapping[str, Any] | None,
+) -> bool:
+    """End the ticket of a worker that is gone; return False when somebody else did so first."""
+    kind = reason.split(":")[0]
+    back = back_after(kind, reason, ticket, params, max_retries)
+    if ticket.trial_id is None:
+        if back is not None:
+            return db.tickets.give_back(ticket.id, ticket.owner, reason, count=back[2])
+        return db.tickets.finish(ticket.id, ticket.owner, "failed", reason)
+    attrs = {"reason": reason, "ticket": ticket.idx, **_retry(ticket)}
+    return db.end_trial(ticket.id, ticket.owner, ticket.trial_id, "FAIL", None, attrs, back=back)
+
+
+def _retry(ticket: Ticket) -> dict[str, Any]:
+    origin = ticket.payload.get("retry_of")
+    return {} if origin is None else {"retry_of": origin}
+
+
+def abandoned(db: Database, name: str) -> list[Ticket]:
+    """Return the running tickets of a study whose worker is gone: lease passed, or pid dead."""
+    lost = {ticket.id: ticket for ticket in db.tickets.expired() if ticket.name == name}
+    for ticket in db.tickets.running(name):
+        if ticket.owner and is_gone(ticket.owner):
+            lost[ticket.id] = ticket
+    return list(lost.values())

@@ -1,0 +1,340 @@
+"""What a worker does with a ticket: train a trial, sweep the learning rate, or read the test split."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.channel import Channel
+from hpo.drive import Ending, Goal, drive, failure
+from hpo.queue import LEASE_S, back_after, owner_token, phase_of
+from hpo.search import draw, make_pruner, make_sampler, trial_seed
+from hpo.space import n_params_sets, params_from_json, params_key
+from hpo.spec import Run, StudySpec
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from storage.tickets import Claim, Ticket
+
+
+def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
+    """Build a recipe from the study's first params, load its data and try one step.
+
+    Returns what is known of the data and the model; an objective of the user's own has neither.
+    """
+    if spec.build is None:
+        return {}
+    from hpo.train.loop import prepare as prepare_recipe
+
+    with tempfile.TemporaryDirectory(prefix="hpo-prepare-") as folder:
+        run = make_run(order, int(order["seed"]), Path(folder))
+        return prepare_recipe(spec.build(run, **first_params(spec)), run)
+
+
+def first_params(spec: StudySpec) -> dict[str, Any]:
+    """Return the study's defaults, with the lowest value or first choice where there is none."""
+    full = spec.full_params({})
+    lows = {name: getattr(param, "low", None) if param.n_values() is None
+            else next(iter(param.values())) for name, param in spec.space.items()}
+    return {name: full.get(name, lows[name]) for name in spec.space}
+
+
+def make_run(order: dict[str, Any], seed: int, folder: Path) -> Run:
+    """Return the `Run` that a recipe or objective is given."""
+    data_dir = order.get("data_dir")
+    return Run(epochs=int(order["epochs"]), seed=seed, device=order["device"], dir=folder,
+               data_dir=Path(data_dir) if data_dir else None,
+               data_fraction=float(order["data_fraction"]))
+
+
+class Tasks:
+    """A worker's open database and studies, and the way each kind of ticket is done."""
+
+    def __init__(
+        self, spec: StudySpec, order: dict[str, Any], channel: Channel, stop: threading.Event
+    ) -> None:
+        from storage.database import Database
+
+        self.spec, self.order, self.channel, self.stop = spec, order, channel, stop
+        self.goal = Goal(spec.metric, spec.direction == "maximize")
+        self.home = Path(order["home"])
+        self.owner = owner_token()
+        self.db = Database(order["storage"])
+        self._studies: dict[str, Study] = {}
+        self._done = threading.Event()
+        self._held: int | None = None
+        self._lost = False
+        threading.Thread(target=self._renew, daemon=True, name="lease").start()
+
+    def close(self) -> None:
+        """Stop renewing and close the database."""
+        self._done.set()
+        self.db.close()
+
+    def claim(self) -> Claim | None:
+        """Take the next ticket of this study, or None when none waits."""
+        claim = self.db.tickets.claim(
+            self.order["name"], self.owner, socket.gethostname(), os.getpid(), LEASE_S)
+        self._lost = False
+        self._held = claim.ticket.id if claim else None
+        return claim
+
+    def run(self, claim: Claim) -> bool:
+        """Do a claimed ticket; return whether this process may be spoiled for another."""
+        kinds = {"trial": self._trial, "sweep": self._sweep, "score": self._score}
+        try:
+            return kinds[claim.ticket.kind](claim)
+        finally:
+            self._held = None
+
+    def _renew(self) -> None:
+        while not self._done.wait(LEASE_S / 3):
+            held = self._held
+            if held is None:
+                continue
+            try:
+                if held not in self.db.tickets.renew(self.owner, LEASE_S):
+                    self._lost = self._held == held
+            except Exception as error:
+                # The trial's own next write meets the same trouble and says so.
+                print(f"lease not renewed: {error}", flush=True)
+
+    def _study(self, name: str) -> Study:
+        if name not in self._studies:
+            import optuna
+
+            order = self.order
+            pruner = order["pruner"] if phase_of(name) == "search" else "none"
+            self._studies[name] = optuna.load_study(
+                study_name=name, storage=self.db.studies, sampler=optuna.samplers.RandomSampler(),
+                pruner=make_pruner(pruner, n_startup=order["prune_startup"],
+                                   n_warmup=order["prune_warmup"], epochs=order["epochs"]))
+        return self._studies[name]
+
+    def _params(self, ticket: Ticket, study: Study, trial_id: int) -> dict[str, Any]:
+        """Return the trial's params, fixed or drawn, and store them."""
+        space, order = self.spec.space, self.order
+        if ticket.params is not None:
+            params = params_from_json(ticket.params)
+        else:
+            def sampler_of(i: int) -> Any:
+                study.sampler = make_sampler(
+                    order["sampler"], trial_seed(order["seed"], ticket.idx, i), order["seed"])
+                return study.sampler
+
+            params = draw(study, self.db.studies.get_trial(trial_id), space, sampler_of,
+                          self._reserve(ticket))
+        for name, value in params.items():
+            distribution = space[name].distribution()
+            self.db.studies.set_trial_param(
+                trial_id, name, distribution.to_internal_repr(space[name].encode(value)),
+                distribution)
+        return params
+
+    def _reserve(self, ticket: Ticket) -> Callable[[dict[str, Any]], bool]:
+        # Of a continuum no value comes twice, so nothing need be kept free of doubles.
+        if self.order["allow_duplicates"] or n_params_sets(self.spec.space) is None:
+            return lambda params: True
+        return lambda params: self.db.tickets.reserve(ticket.id, self.owner, params_key(params))
+
+    def _trial(self, claim: Claim) -> bool:
+        ticket, trial_id, number = claim.ticket, claim.trial_id, claim.number
+        assert trial_id is not None and number is not None
+        phase, started = phase_of(ticket.study), time.monotonic()
+        log = self._log_path(phase, f"{number}.log")
+        params: dict[str, Any] | None = None
+        trainer: list[Any] = []
+        with redirected(log):
+            try:
+                study = self._study(ticket.study)
+                params = self._params(ticket, study, trial_id)
+                self._say("begin", claim, params={n: repr(v) for n, v in params.items()})
+                print(f"trial {number} of {ticket.study}: {params}", flush=True)
+                ending = self._drive(claim, study, params, trainer)
+            except (ValueError, ArithmeticError, TypeError, KeyError, RuntimeError) as error:
+                # A sampler or a distribution that refuses its input costs this trial alone.
+                ending = failure(error)
+            if ending.text:
+                print(ending.text, flush=True)
+            if ending.state == "COMPLETE" and trainer:
+                self._keep_checkpoint(claim, ending, trainer[0])
+        if ending.kind == "oom":
+            ending.reason += f" (params {params})"
+        self._close_trial(claim, ending, params, log, time.monotonic() - started)
+        return ending.spoiled
+
+    def _drive(
+        self, claim: Claim, study: Study, params: dict[str, Any], trainer: list[Any]
+    ) -> Ending:
+        ticket, trial_id, number = claim.ticket, claim.trial_id, claim.number
+        assert trial_id is not None and number is not None
+        prunes = phase_of(ticket.study) == "search" and self.order["pruner"] != "none"
+
+        def report(epoch: int, value: float, metrics: dict[str, float]) -> None:
+            self.db.report(trial_id, ticket.study, number, epoch, value, metrics)
+            self._say("epoch", claim, epoch=epoch, metrics=finite(metrics))
+
+        def should_prune(epoch: int) -> str | None:
+            if prunes and study.pruner.prune(study, self.db.studies.get_trial(trial_id)):
+                return self.order["pruner"]
+            return None
+
+        return drive(lambda: self._epochs(ticket, number, params, trainer), self.goal,
+                     report=report, should_prune=should_prune,
+                     should_stop=lambda: self.stop.is_set() or self._lost)
+
+    def _epochs(
+        self, ticket: Ticket, number: int, params: dict[str, Any], trainer: list[Any]
+    ) -> Iterator[Any]:
+        folder = self.home / "artifacts" / self.order["name"] / phase_of(ticket.study) / str(number)
+        run = make_run(self.order, int(ticket.payload["seed"]), folder)
+        if self.spec.objective is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return self.spec.objective(run, **params)
+        from hpo.train.loop import Trainer
+
+        assert self.spec.build is not None
+        trainer.append(Trainer(self.spec.build(run, **params), run, metric=self.goal.metric,
+                               maximize=self.goal.maximize))
+        return trainer[0].epochs()
+
+    def _keep_checkpoint(self, claim: Claim, ending: Ending, trainer: Any) -> None:
+        """Write the best epoch's weights of a trial that is among its study's best."""
+        phase = phase_of(claim.ticket.study)
+        displaced = None
+        if phase != "confirm":
+            ranked = self._ranked(claim.ticket.study)
+            ahead = [v for v, _ in ranked if not self.goal.better(float(ending.value or 0), v)]
+            if len(ahead) >= self.order["top_k"]:
+                return
+            displaced = [kept for _, kept in ranked[self.order["top_k"] - 1:] if kept]
+        path = self._artifact(phase, claim.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trainer.save(path)
+        ending.attrs["checkpoint"] = str(path.relative_to(self.home))
+        for old in displaced or []:
+            (self.home / old).unlink(missing_ok=True)
+
+    def _ranked(self, study: str) -> list[tuple[float, str | None]]:
+        """Return value and checkpoint of the study's COMPLETE trials, best first."""
+        from optuna.trial import TrialState
+
+        trials = self._study(study).get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        rows = [(float(t.value or 0), t.user_attrs.get("checkpoint")) for t in trials]
+        return sorted(rows, key=lambda row: row[0], reverse=self.goal.maximize)
+
+    def _artifact(self, phase: str, number: int | None) -> Path:
+        return self.home / "artifacts" / self.order["name"] / phase / f"{number}.pt"
+
+    def _log_path(self, phase: str, file: str) -> Path:
+        return self.home / "logs" / self.order["name"] / phase / file
+
+    def _close_trial(
+        self, claim: Claim, ending: Ending, params: dict[str, Any] | None, log: Path, took: float
+    ) -> None:
+        ticket, trial_id = claim.ticket, claim.trial_id
+        assert trial_id is not None
+        attrs = {**ending.attrs, "reason": ending.reason, "seed": ticket.payload["seed"],
+                 "device": self.order["device"], "worker": self.owner, "duration_s": round(took, 4),
+                 "log": str(log.relative_to(self.home)), "ticket": ticket.idx}
+        for name in ("candidate", "source_trial", "retry_of"):
+            if ticket.payload.get(name) is not None:
+                attrs[name] = ticket.payload[name]
+        back = None
+        if ending.state == "FAIL":
+            back = back_after(ending.kind, ending.reason, ticket, params,
+                              self.order["max_retries"])
+        ok = self.db.end_trial(ticket.id, self.owner, trial_id, ending.state, ending.value,
+                               finite(attrs), back=back)
+        if not ok:
+            self.channel.send("note", text=f"trial {claim.number} of {ticket.study}: its lease "
+                              f"ran out and others went on with it; this result is dropped")
+            return
+        self._say("end", claim, state=ending.state, reason=ending.reason,
+                  value=ending.value, n_epochs=ending.attrs.get("n_epochs", 0),
+                  duration_s=took, back=back is not None)
+
+    def _sweep(self, claim: Claim) -> bool:
+        from hpo.baselines.lr_range import lr_range
+
+        ticket = claim.ticket
+        with redirected(self._log_path("lr-range", "sweep.log")):
+            self._say("begin", claim, params={})
+            run = make_run(self.order, int(ticket.payload["seed"]), self.home)
+            params = params_from_json(ticket.params or {})
+            return self._finish(claim, lambda: lr_range(
+                self.spec.build(run, **params), run).to_json())  # type: ignore[misc]
+
+    def _score(self, claim: Claim) -> bool:
+        from hpo.train.loop import score
+
+        ticket = claim.ticket
+        with redirected(self._log_path("confirm", f"score-{ticket.idx}.log")):
+            self._say("begin", claim, params={})
+            run = make_run(self.order, int(ticket.payload["seed"]), self.home)
+            params = params_from_json(ticket.params or {})
+            return self._finish(claim, lambda: {**ticket.payload, **score(
+                self.spec.build(run, **params), run,  # type: ignore[misc]
+                self.home / ticket.payload["checkpoint"], "test")})
+
+    def _finish(self, claim: Claim, make: Callable[[], dict[str, Any]]) -> bool:
+        """Close a ticket that is no trial with what `make` returns, or with its failure."""
+        try:
+            result, ending = make(), Ending("COMPLETE")
+            # Written and read once as JSON, so that what cannot be stored fails here.
+            result = json.loads(json.dumps(finite(result)))
+        except Exception as error:
+            traceback.print_exc()
+            result, ending = None, failure(error)
+        state = "failed" if result is None else "done"
+        self.db.tickets.finish(claim.ticket.id, self.owner, state, ending.reason or None, result)
+        self._say("end", claim, state=ending.state, reason=ending.reason, value=None, n_epochs=0,
+                  duration_s=0.0, back=False)
+        return ending.spoiled
+
+    def _say(self, event: str, claim: Claim, **data: Any) -> None:
+        ticket = claim.ticket
+        self.channel.send(event, study=ticket.study, kind=ticket.kind, idx=ticket.idx,
+                          number=claim.number, **finite(data))
+
+
+def finite(data: Any) -> Any:
+    """Return JSON data with every NaN and infinity as None: strict JSON has neither."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    if isinstance(data, float) and (data != data or data in (float("inf"), float("-inf"))):
+        return None
+    return data
+
+
+@contextmanager
+def redirected(path: Path) -> Iterator[None]:
+    """Send what this process and its libraries print to a trial's own log, for the while."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        for fd in (*saved, log):
+            os.close(fd)

@@ -1,0 +1,174 @@
+"""A worker: one process on one device that claims tickets and drives their trials.
+
+Started by the pool, before torch loads, with its device and threads already set. It stays warm from
+trial to trial: torch is imported once, the data stays loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hpo import discover
+from hpo.channel import Channel
+from hpo.errors import HpoError
+
+# An idle worker looks for a ticket this often.
+_POLL_S = 0.05
+# After the parent is gone, or asked to stop, a trial in the middle of an epoch has this long.
+STOP_GRACE_S = 8.0
+# Exit codes by which the parent knows what to do next.
+EXIT_SPOILED = 75
+EXIT_STORAGE = 74
+
+
+class Commands(threading.Thread):
+    """Reads the parent's commands; the end of them means that the parent is gone."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__(daemon=True, name="commands")
+        self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._stop_event = stop
+
+    def run(self) -> None:
+        for line in sys.stdin.buffer:
+            command = json.loads(line)
+            if command["cmd"] == "stop":
+                break
+            self.inbox.put(command)
+        self._stop_event.set()
+        self.inbox.put({"cmd": "stop"})
+        # A trial looks at the event once an epoch; one that is stuck must not outlive its parent.
+        time.sleep(STOP_GRACE_S)
+        os._exit(0)
+
+
+def _load(study: str, channel: Channel):
+    """Return the study's spec, or None after its faults were sent."""
+    try:
+        spec = discover.load(study)
+    except HpoError as error:
+        channel.send("fault", text=str(error), exit_code=error.exit_code)
+        return None
+    channel.send("spec", spec=spec.to_json(), path=discover.source_path(study),
+                 grid=_grid(spec), defaults=_defaults(spec))
+    return spec
+
+
+def _grid(spec) -> list[dict[str, Any]] | None:
+    from hpo.baselines.grid import cells
+    from hpo.space import n_params_sets, params_to_json
+
+    if spec.grid is None and (n_params_sets(spec.space) or sys.maxsize) > _MAX_FULL_GRID:
+        return None
+    return [params_to_json(cell) for cell in cells(spec.space, spec.grid, spec.defaults)]
+
+
+# A finite space without a grid of its own is a grid, unless nobody could mean to train all of it.
+_MAX_FULL_GRID = 10_000
+
+
+def _defaults(spec) -> dict[str, Any] | None:
+    from hpo.space import params_to_json
+
+    full = spec.full_params({})
+    return params_to_json(full) if len(full) == len(spec.space) else None
+
+
+def _prepare(spec, command: dict[str, Any], channel: Channel) -> bool:
+    """Build a recipe and look at its data before anything is spent; return whether all is well."""
+    from hpo.tasks import prepare
+
+    try:
+        channel.send("ready", info=prepare(spec, command["order"]))
+    except HpoError as error:
+        channel.send("fault", text=str(error), exit_code=error.exit_code)
+        return False
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        channel.send("fault", text=f"build failed with the study's first params: "
+                                   f"{type(error).__name__}: {error}", exit_code=2)
+        return False
+    return True
+
+
+def _work(spec, command: dict[str, Any], channel: Channel, stop: threading.Event) -> int:
+    from hpo.tasks import Tasks
+
+    tasks = Tasks(spec, command["order"], channel, stop)
+    idle = False
+    try:
+        while not stop.is_set():
+            claim = tasks.claim()
+            if claim is None:
+                if not idle:
+                    channel.send("idle")
+                idle = True
+                stop.wait(_POLL_S)
+                continue
+            idle = False
+            if tasks.run(claim):
+                return EXIT_SPOILED
+    except HpoError as error:
+        channel.send("error", text=str(error))
+        return EXIT_STORAGE
+    finally:
+        tasks.close()
+    return 0
+
+
+def main() -> int:
+    """Run a worker; its study, device and event pipe come in the environment."""
+    study, device = os.environ["HPO_WORKER_STUDY"], os.environ["HPO_WORKER_DEVICE"]
+    stop = threading.Event()
+    # The parent decides what Ctrl-C means; the terminal sends it to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # A forked loader process would inherit CUDA's state and this process's threads.
+    multiprocessing.set_start_method("forkserver", force=True)
+    multiprocessing.set_forkserver_preload(["torch"])
+    channel = Channel(int(os.environ["HPO_WORKER_EVENTS"]))
+    commands = Commands(stop)
+    commands.start()
+    spec = _load(study, channel)
+    if spec is None:
+        return 0
+    if spec.build is not None:
+        _import_training()
+    while True:
+        command = commands.inbox.get()
+        if command["cmd"] == "stop":
+            return 0
+        command["order"].update(device=device, worker=int(os.environ["HPO_WORKER_INDEX"]))
+        if command["cmd"] == "prepare" and not _prepare(spec, command, channel):
+            return 0
+        if command["cmd"] == "work":
+            return _work(spec, command, channel, stop)
+
+
+def _import_training() -> None:
+    """Load torch while the parent still plans: the slowest part of a worker's start."""
+    import optuna
+
+    import hpo.train.loop  # noqa: F401
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def log_folder(home: Path, name: str) -> Path:
+    """Return the folder of a study's logs."""
+    return home / "logs" / name
+
+
+if __name__ == "__main__":
+    sys.exit(main())
