@@ -1,0 +1,25 @@
+"""What a recipe is made of: data, models, optimizers, schedules, augmentation.
+
+Loads no torch: a study's module is read in an instant, and torch when a trial starts.
+"""
+
+from hpo.train.augment import RandomCrop, RandomFlip
+from hpo.train.losses import CrossEntropy
+from hpo.train.models import MLP, SimpleCNN
+from hpo.train.optim import SGD, AdamW
+from hpo.train.recipe import Recipe
+from hpo.train.schedules import Constant, OneCycle, WarmupCosine
+from hpo.train.sources import (
+    cifar10,
+    datasets,
+    digits,
+    fashion_mnist,
+    image_folder,
+    tensors,
+)
+
+__all__ = [
+    "MLP", "SGD", "AdamW", "Constant", "CrossEntropy", "OneCycle", "RandomCrop", "RandomFlip",
+    "Recipe", "SimpleCNN", "WarmupCosine", "cifar10", "datasets", "digits", "fashion_mnist",
+    "image_folder", "tensors",
+]

@@ -1,0 +1,121 @@
+"""The recipe: a frozen value that says everything the one training loop needs.
+
+Because a trial is a value and not a script, the learning-rate range test, the checks before a run,
+resume and export all work on any study without a word of code from its author.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hpo.errors import InputError
+from hpo.train.checks import number, whole
+from hpo.train.losses import CrossEntropy
+from hpo.train.models import MLP, ModelSpec, SimpleCNN
+from hpo.train.optim import SGD, AdamW
+from hpo.train.schedules import OneCycle, Schedule
+from hpo.train.sources import Source
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Model: TypeAlias = "ModelSpec | nn.Module | Callable[[], nn.Module]"
+Loss: TypeAlias = "CrossEntropy | Callable[[Tensor, Tensor], Tensor]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything one trial trains with.
+
+    `data` is one of the data helpers' values (`digits(run)`, `tensors(...)`, ...). `model` is a
+    model spec, a function without arguments that makes a module, or a module, which is copied and
+    so never trained itself. `loss` takes class scores and labels. `augment` acts on training
+    batches in order. `clip_norm` bounds the gradient's norm. `resident` says whether the data set
+    is held on the device (None: when it fits), `n_loader_workers` how many processes read a data
+    set that is not (None: by the device and its threads).
+
+    Raises:
+        InputError: naming the first field that does not fit.
+    """
+
+    data: Source
+    model: Model
+    optimizer: AdamW | SGD
+    schedule: Schedule = field(default_factory=OneCycle)
+    batch_size: int = 128
+    loss: Loss = field(default_factory=CrossEntropy)
+    augment: tuple[Callable[..., Tensor], ...] = ()
+    clip_norm: float | None = None
+    eval_batch_size: int = 1024
+    resident: bool | None = None
+    n_loader_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_kind("data", self.data, hasattr(self.data, "open"),
+                    "a data helper's value such as digits(run) or tensors(x, y)")
+        _check_kind("model", self.model, isinstance(self.model, ModelSpec) or callable(self.model),
+                    "a model such as SimpleCNN(hidden=256), a module or a function that makes one")
+        _check_kind("optimizer", self.optimizer, hasattr(self.optimizer, "make")
+                    and hasattr(self.optimizer, "lr"), "AdamW(lr=...) or SGD(lr=...)")
+        _check_kind("schedule", self.schedule, callable(getattr(self.schedule, "rates", None)),
+                    "OneCycle(), WarmupCosine() or Constant()")
+        _check_kind("loss", self.loss, callable(self.loss), "CrossEntropy() or a function")
+        if callable(self.augment):
+            object.__setattr__(self, "augment", (self.augment,))
+        _check_kind("augment", self.augment, isinstance(self.augment, (tuple, list))
+                    and all(callable(one) for one in self.augment),
+                    "augmentations such as (RandomCrop(), RandomFlip())")
+        object.__setattr__(self, "augment", tuple(self.augment))
+        whole("Recipe.batch_size", self.batch_size, low=1)
+        whole("Recipe.eval_batch_size", self.eval_batch_size, low=1)
+        if self.clip_norm is not None:
+            number("Recipe.clip_norm", self.clip_norm, low=0.0, open_low=True)
+        if self.n_loader_workers is not None:
+            whole("Recipe.n_loader_workers", self.n_loader_workers, low=0)
+        _check_kind("resident", self.resident, self.resident in (None, True, False),
+                    "True, False or None")
+
+
+def _check_kind(name: str, value: Any, fits: bool, accepted: str) -> None:
+    # A class in place of its value (`model=SimpleCNN`) has the same attributes, so it is told
+    # apart; a user's own module class is a function that makes a module.
+    if isinstance(value, type) and (name != "model" or value.__name__ in MODELS):
+        raise InputError(f"Recipe.{name}: got the class {value.__name__}; "
+                         f"write {value.__name__}(...)")
+    if not fits:
+        raise InputError(f"Recipe.{name}: must be {accepted}, got {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def describe(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as JSON data: each part as its fields and its type's name."""
+    return {item.name: _plain(getattr(recipe, item.name)) for item in dataclasses.fields(recipe)}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "describe"):
+        return value.describe()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, (int, float)):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return {"type": f"{named.__module__}.{named.__qualname__}"}
+
+
+# What `rebuild` may make again out of a description; anything else is the user's own code.
+MODELS: dict[str, type] = {"SimpleCNN": SimpleCNN, "MLP": MLP}
