@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -49,10 +50,16 @@ class Member:
 
 
 class Pool:
-    """Workers of one study, one for each slot."""
+    """Workers of one study, one for each slot.
 
-    def __init__(self, study: str, slots: Sequence[Slot]) -> None:
+    `check` is called while the pool waits for a worker to start; it raises to give up.
+    """
+
+    def __init__(
+        self, study: str, slots: Sequence[Slot], check: Callable[[], None] = lambda: None
+    ) -> None:
         self.study, self.slots = study, list(slots)
+        self._check = check
         self.members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
         self._order: dict[str, Any] | None = None
@@ -108,13 +115,22 @@ class Pool:
             InputError: for data that is missing or does not fit, or a `build` that fails.
         """
         self.start(self.slots[1:])
-        self._send(self.members[self.slots[0].index], "prepare", order=order)
-        return self._await("ready")["info"]
+        return self.ask("prepare", "ready", order=order)["info"]
+
+    def ask(self, cmd: str, answer: str, **data: Any) -> dict[str, Any]:
+        """Send the first worker one command and return its answer.
+
+        Raises:
+            InputError: with the fault that it answers instead.
+        """
+        self._send(self.members[self.slots[0].index], cmd, **data)
+        return self._await(answer)
 
     def _await(self, wanted: str) -> dict[str, Any]:
         """Return the first worker's next event of that name."""
         while True:
-            for member, event in self.poll(1.0):
+            self._check()
+            for member, event in self.poll(0.5):
                 if event["event"] == "fault":
                     raise InputError(event["text"])
                 if event["event"] == "exit" and member.slot.index == self.slots[0].index:
@@ -161,8 +177,9 @@ class Pool:
         try:
             code = member.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            member.process.kill()
+            _kill_group(member.process.pid)
             code = member.process.wait()
+        _kill_group(member.process.pid)
         event = {"event": "exit", "code": code, "at": member.at, "tail": member.tail(),
                  "pid": member.process.pid}
         member.output.close()
@@ -199,7 +216,15 @@ class Pool:
         return events
 
     def kill(self) -> None:
-        """Kill every worker at once."""
+        """Kill every worker, and what each has started, at once."""
         self._stopping = True
         for member in self.members.values():
-            member.process.kill()
+            _kill_group(member.process.pid)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a worker's process group: the worker leads its own, with its loader processes in it."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpo.space import params_key, params_to_json
+from hpo.space import Param, params_from_json, params_key, params_to_json
 
 if TYPE_CHECKING:
     from storage.database import Database
@@ -72,8 +72,8 @@ def fixed_items(
     """Return one ticket for each params of a grid, in order."""
     from storage.tickets import NewTicket
 
-    return [NewTicket(idx=i, params=params_to_json(cell), payload={"seed": seed, **(payload or {})},
-                      params_key=params_key(cell))
+    return [NewTicket(idx=i, params=params_to_json(cell), params_key=params_key(cell),
+                      payload={"seed": seed, **(payload or {})})
             for i, cell in enumerate(cells)]
 
 
@@ -127,3 +127,17 @@ def abandoned(db: Database, name: str) -> list[Ticket]:
         if ticket.owner and is_gone(ticket.owner):
             lost[ticket.id] = ticket
     return list(lost.values())
+
+
+def stored_params(
+    db: Database, ticket: Ticket, space: Mapping[str, Param]
+) -> dict[str, Any] | None:
+    """Return the params a lost ticket's trial had, or None when it had not got all of them."""
+    if ticket.params is not None:
+        return params_from_json(ticket.params)
+    if ticket.trial_id is None:
+        return None
+    stored = db.studies.get_trial(ticket.trial_id).params
+    if any(name not in stored for name in space):
+        return None
+    return {name: space[name].decode(stored[name]) for name in space}

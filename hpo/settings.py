@@ -24,6 +24,9 @@ _DEFAULTS: dict[str, Any] = {
 }
 # A stored study refuses other values of these: its trials could not be compared.
 FIXED = ("epochs", "seed", "data_fraction")
+# What the database keeps of a run's settings: Optuna itself stores neither sampler nor pruner.
+STORED = (*FIXED, "n_trials", "sampler", "pruner", "prune_startup", "prune_warmup", "top_k",
+          "confirm_seeds", "allow_duplicates", "max_retries")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ a database row can be made from it without loading Optuna.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -89,7 +90,7 @@ def _bound_faults(low: Any, high: Any, *, whole: bool) -> list[str]:
 class Float(Param):
     """A real number in [low, high], uniform or, with `log`, uniform in its logarithm.
 
-    With `step` the values are low, low + step, ... up to high; `log` and `step` exclude each other.
+    With `step` the values are low, low + step, ... up to high; `log` excludes it.
     """
 
     low: float
@@ -328,9 +329,11 @@ def params_from_json(data: Mapping[str, Any]) -> Params:
 
 
 def params_key(params: Mapping[str, Any], seed: int | None = None) -> str:
-    """Return a text that is equal for equal params (and seed), whatever their order."""
+    """Return a short text that is equal for equal params (and seed), whatever their order."""
     data = params_to_json(params)
-    return json.dumps([data, seed] if seed is not None else data, sort_keys=True)
+    text = json.dumps([data, seed] if seed is not None else data, sort_keys=True)
+    # A database index takes no texts of any length.
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def n_params_sets(space: Mapping[str, Param]) -> int | None:

@@ -47,11 +47,12 @@ class StudySpec:
     """A study: its space, how a trial is trained, and the baselines it is held against.
 
     Give `build(run, *, <params>) -> Recipe`, or `objective(run, *, <params>)`, a generator that
-    yields one dict of metrics an epoch, or both: then trials use the objective and the learning-rate
-    range test the recipe. Name the metric with `maximize=` or `minimize=`. `defaults` are the params
-    a practitioner would start from; `grid` gives the values of the grid baseline (a param left out
-    stays at its default). `lr_param` is the param that the learning-rate range test finds. The other
-    fields are the study's own values of the flags of `hpo run` with the same names.
+    yields one dict of metrics an epoch, or both: then trials use the objective and the
+    learning-rate range test the recipe. Name the metric with `maximize=` or `minimize=`.
+    `defaults` are the params a practitioner would start from; `grid` gives the values of the grid
+    baseline (a param left out stays at its default). `lr_param` is the param that the
+    learning-rate range test finds. The other fields are the study's own values of the flags of
+    `hpo run` with the same names.
 
     Raises:
         SpecError: with one line for each fault.
@@ -116,6 +117,7 @@ class StudySpec:
             "space": space_to_json(self.space), "metric": self.metric,
             "direction": self.direction, "epochs": self.epochs,
             "has_build": self.build is not None, "has_lr_range": self.has_lr_range,
+            "lr_param": self.lr_param,
             "warnings": self.warnings(), "n_trials": self.n_trials, "seed": self.seed,
             "sampler": self.sampler, "pruner": self.pruner, "prune_startup": self.prune_startup,
             "prune_warmup": self.prune_warmup, "timeout_s": self.timeout_s, "top_k": self.top_k,
@@ -203,7 +205,8 @@ def _signature_faults(what: str, function: Any, space: Mapping[Any, Any]) -> lis
     if not parameters or parameters[0].kind not in (
         kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL,
     ):
-        return [f"{what} must take the run first: def {what}(run, *, {', '.join(map(str, space))})"]
+        return [f"{what} must take the run first: "
+                f"def {what}(run, *, {', '.join(map(str, space))})"]
     rest = parameters[1:]
     takes_any = any(p.kind == kinds.VAR_KEYWORD for p in rest)
     named = [p for p in rest if p.kind in (kinds.KEYWORD_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
@@ -251,5 +254,6 @@ def _grid_faults(spec: StudySpec, sound: Mapping[str, Param]) -> list[str]:
             faults += _values_faults("grid", {name: value}, spec.space, sound)
     missing = [name for name in spec.space if name not in spec.grid and name not in spec.defaults]
     if missing:
-        faults.append(f"grid: {', '.join(map(repr, missing))} has neither grid values nor a default")
+        faults.append(f"grid: {', '.join(map(repr, missing))} has neither grid values "
+                      f"nor a default")
     return list(dict.fromkeys(faults))

@@ -1,4 +1,4 @@
-"""What a worker does with a ticket: train a trial, sweep the learning rate, or read the test split."""
+"""What a worker does with a ticket: train a trial, sweep the rate, or read the test split."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hpo-prepare-") as folder:
         run = make_run(order, int(order["seed"]), Path(folder))
         return prepare_recipe(spec.build(run, **first_params(spec)), run)
+
+
+def sweep(
+    spec: StudySpec, order: dict[str, Any], *, low: float | None = None, high: float | None = None
+) -> dict[str, Any]:
+    """Run the learning-rate range test at the study's first params and return its JSON."""
+    from hpo.baselines.lr_range import lr_range
+
+    assert spec.build is not None
+    bounds = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
+    with tempfile.TemporaryDirectory(prefix="hpo-sweep-") as folder:
+        run = make_run(order, int(order["seed"]), Path(folder))
+        return finite(lr_range(spec.build(run, **first_params(spec)), run, **bounds).to_json())
 
 
 def first_params(spec: StudySpec) -> dict[str, Any]:
@@ -196,7 +209,7 @@ class Tasks:
     def _epochs(
         self, ticket: Ticket, number: int, params: dict[str, Any], trainer: list[Any]
     ) -> Iterator[Any]:
-        folder = self.home / "artifacts" / self.order["name"] / phase_of(ticket.study) / str(number)
+        folder = self._artifact(phase_of(ticket.study), number).with_suffix("")
         run = make_run(self.order, int(ticket.payload["seed"]), folder)
         if self.spec.objective is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -245,8 +258,8 @@ class Tasks:
         ticket, trial_id = claim.ticket, claim.trial_id
         assert trial_id is not None
         attrs = {**ending.attrs, "reason": ending.reason, "seed": ticket.payload["seed"],
-                 "device": self.order["device"], "worker": self.owner, "duration_s": round(took, 4),
-                 "log": str(log.relative_to(self.home)), "ticket": ticket.idx}
+                 "device": self.order["device"], "worker": self.owner,
+                 "duration_s": round(took, 4), "log": str(log.relative_to(self.home)), "ticket": ticket.idx}
         for name in ("candidate", "source_trial", "retry_of"):
             if ticket.payload.get(name) is not None:
                 attrs[name] = ticket.payload[name]

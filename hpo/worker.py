@@ -1,7 +1,7 @@
 """A worker: one process on one device that claims tickets and drives their trials.
 
-Started by the pool, before torch loads, with its device and threads already set. It stays warm from
-trial to trial: torch is imported once, the data stays loaded.
+Started by the pool, before torch loads, with its device and threads already set. It stays warm
+from trial to trial: torch is imported once, the data stays loaded.
 """
 
 from __future__ import annotations
@@ -83,12 +83,16 @@ def _defaults(spec) -> dict[str, Any] | None:
     return params_to_json(full) if len(full) == len(spec.space) else None
 
 
-def _prepare(spec, command: dict[str, Any], channel: Channel) -> bool:
-    """Build a recipe and look at its data before anything is spent; return whether all is well."""
-    from hpo.tasks import prepare
+def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
+    """Answer a question that needs the module's recipe; return whether all is well."""
+    from hpo import tasks
 
     try:
-        channel.send("ready", info=prepare(spec, command["order"]))
+        if command["cmd"] == "prepare":
+            channel.send("ready", info=tasks.prepare(spec, command["order"]))
+        else:
+            channel.send("swept", result=tasks.sweep(
+                spec, command["order"], low=command["low"], high=command["high"]))
     except HpoError as error:
         channel.send("fault", text=str(error), exit_code=error.exit_code)
         return False
@@ -150,10 +154,10 @@ def main() -> int:
         if command["cmd"] == "stop":
             return 0
         command["order"].update(device=device, worker=int(os.environ["HPO_WORKER_INDEX"]))
-        if command["cmd"] == "prepare" and not _prepare(spec, command, channel):
-            return 0
         if command["cmd"] == "work":
             return _work(spec, command, channel, stop)
+        if not _answer(spec, command, channel):
+            return 0
 
 
 def _import_training() -> None:

@@ -1,0 +1,292 @@
+"""The command line: thin commands, each of which reads its flags and calls one function.
+
+Imports neither torch nor Optuna, so that `hpo --help` answers at once.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hpo import settings as s
+from hpo.errors import HpoError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Find good hyperparameters for a PyTorch model, and prove that they are good.",
+)
+registry_app = typer.Typer(no_args_is_help=True, help="The registered results of all studies.")
+app.add_typer(registry_app, name="registry")
+
+
+def _option(flag: str, text: str, env: str | None = None) -> Any:
+    return typer.Option(flag, help=text, envvar=env, show_envvar=env is not None)
+
+
+Study = Annotated[str, _option("--study", "The study's name.", "HPO_STUDY")]
+Home = Annotated[Path | None, _option(
+    "--home", "The folder of everything a run writes (default hpo-runs).", "HPO_HOME")]
+Storage = Annotated[str | None, _option(
+    "--storage", "The database: sqlite:///FILE or postgresql://... (default: hpo.db in --home).",
+    "HPO_STORAGE")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str | None, _option(
+    "--name", "A name for the study other than its module's: several from one module.",
+    "HPO_NAME")]
+Workers = Annotated[int | None, _option("--workers", "Workers; one a device.", "HPO_WORKERS")]
+Devices = Annotated[str, _option(
+    "--devices", "auto, cpu, or GPU indices: 0,1 (0,0 shares one).", "HPO_DEVICES")]
+DataDir = Annotated[Path | None, _option(
+    "--data-dir", "Where the data lies, or is downloaded to.", "HPO_DATA_DIR")]
+Fraction = Annotated[float | None, _option(
+    "--data-fraction", "Train on a stratified part of the data.", "HPO_DATA_FRACTION")]
+Epochs = Annotated[int | None, _option("--epochs", "Epochs of a full trial.", "HPO_EPOCHS")]
+Seed = Annotated[int | None, _option("--seed", "The study's seed.", "HPO_SEED")]
+
+
+@app.callback()
+def _global(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    if debug:
+        os.environ["HPO_DEBUG"] = "1"
+
+
+@app.command()
+def run(
+    study: Study,
+    name: Name = None,
+    n_trials: Annotated[int | None, _option(
+        "--n-trials", "Search trials in all.", "HPO_N_TRIALS")] = None,
+    workers: Workers = None,
+    devices: Devices = "auto",
+    sampler: Annotated[str | None, _option(
+        "--sampler", "tpe, random, gp, cmaes, qmc; grid: the grid phase alone.",
+        "HPO_SAMPLER")] = None,
+    pruner: Annotated[str | None, _option(
+        "--pruner", "median, percentile, asha, hyperband, none.", "HPO_PRUNER")] = None,
+    prune_startup: Annotated[int | None, _option(
+        "--prune-startup", "Trials that must be COMPLETE before any is pruned.",
+        "HPO_PRUNE_STARTUP")] = None,
+    prune_warmup: Annotated[int | None, _option(
+        "--prune-warmup", "Epochs in which no trial is pruned.", "HPO_PRUNE_WARMUP")] = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    timeout: Annotated[float | None, _option(
+        "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
+    phases: Annotated[str | None, _option(
+        "--phases", "Some of lr-range,grid,search,confirm.", "HPO_PHASES")] = None,
+    top_k: Annotated[int | None, _option(
+        "--top-k", "How many of the search's best are confirmed.", "HPO_TOP_K")] = None,
+    confirm_seeds: Annotated[int | None, _option(
+        "--confirm-seeds", "Fresh seeds a confirmation trains on.", "HPO_CONFIRM_SEEDS")] = None,
+    max_retries: Annotated[int | None, _option(
+        "--max-retries", "Times a failed trial is tried again (default: 1 for a lost worker, "
+                         "0 for an error).", "HPO_MAX_RETRIES")] = None,
+    allow_duplicates: Annotated[bool, typer.Option(
+        "--allow-duplicates", help="Train params again that have a trial already.")] = False,
+    allow_space_change: Annotated[bool, typer.Option(
+        "--allow-space-change", help="Go on with other float or int bounds.")] = False,
+    data_dir: DataDir = None,
+    data_fraction: Fraction = None,
+    home: Home = None,
+    storage: Storage = None,
+) -> int:
+    """Run a study: LR range test, grid baseline, search, confirmation, registration."""
+    from hpo.launch import launch
+
+    where = s.home_folder(home)
+    return launch(s.Settings(
+        study=study, name=name or study, home=where, storage=s.storage_url(storage, where),
+        n_trials=n_trials, workers=workers, devices=devices,
+        sampler=None if sampler == "grid" else sampler, pruner=pruner,
+        prune_startup=prune_startup, prune_warmup=prune_warmup, seed=seed, epochs=epochs,
+        timeout_s=timeout, phases=s.parse_phases(phases, sampler), top_k=top_k,
+        confirm_seeds=confirm_seeds, max_retries=max_retries, allow_duplicates=allow_duplicates,
+        allow_space_change=allow_space_change, data_dir=data_dir, data_fraction=data_fraction,
+    ), _console())
+
+
+@app.command()
+def worker(
+    study: Study, name: Name = None, workers: Workers = None, devices: Devices = "auto",
+    timeout: Annotated[float | None, _option(
+        "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
+    data_dir: DataDir = None, home: Home = None, storage: Storage = None,
+) -> int:
+    """Train the trials of a study that `hpo run` drives, here or on another host, until stopped."""
+    from hpo.launch import serve
+
+    where = s.home_folder(home)
+    return serve(s.Settings(
+        study=study, name=name or study, home=where, storage=s.storage_url(storage, where),
+        workers=workers, devices=devices, timeout_s=timeout, data_dir=data_dir,
+    ), _console())
+
+
+@app.command()
+def check(
+    study: Study, devices: Devices = "auto", data_dir: DataDir = None,
+    data_fraction: Fraction = None,
+) -> int:
+    """Check a study's module, its data and one training step, and spend nothing else."""
+    from hpo.trial_run import check as check_study
+
+    return check_study(_brief(study, devices, data_dir, data_fraction), _console())
+
+
+@app.command("lr-range")
+def lr_range(
+    study: Study, devices: Devices = "auto", data_dir: DataDir = None,
+    data_fraction: Fraction = None, seed: Seed = None,
+    low: Annotated[float | None, typer.Option(help="The sweep's first rate.")] = None,
+    high: Annotated[float | None, typer.Option(help="The sweep's last rate.")] = None,
+    home: Home = None, json: Json = False,
+) -> int:
+    """Run the learning-rate range test at the study's defaults, print it and draw it."""
+    from hpo.trial_run import lr_range as sweep
+
+    settings = _brief(study, devices, data_dir, data_fraction, home, seed)
+    return sweep(settings, _console(), low=low, high=high, as_json=json)
+
+
+def _brief(
+    study: str, devices: str, data_dir: Path | None, data_fraction: float | None,
+    home: Path | None = None, seed: int | None = None,
+) -> s.Settings:
+    where = s.home_folder(home)
+    return s.Settings(study=study, name=study, home=where, storage=s.storage_url(None, where),
+                      devices=devices, workers=1, data_dir=data_dir, seed=seed,
+                      data_fraction=data_fraction)
+
+
+@app.command()
+def status(study: Study, home: Home = None, storage: Storage = None, json: Json = False) -> int:
+    """Show where a study stands: trials by phase and state, and why some ended early."""
+    from hpo.ask import status as show
+
+    return show(study, s.home_folder(home), storage, _console(), as_json=json)
+
+
+@app.command()
+def best(
+    study: Study, home: Home = None, storage: Storage = None, json: Json = False,
+    rank: Annotated[int, typer.Option(help="1 is the best.")] = 1,
+) -> int:
+    """Show a study's best: the registered result, else the best COMPLETE trial so far."""
+    from hpo.ask import best as show
+
+    return show(study, s.home_folder(home), storage, _console(), rank=rank, as_json=json)
+
+
+@app.command()
+def report(study: Study, home: Home = None, storage: Storage = None, json: Json = False) -> int:
+    """Write the study's report, Markdown with pictures, and put it where the dashboard shows it."""
+    from hpo.ask import report as write
+
+    return write(study, s.home_folder(home), storage, _console(), as_json=json)
+
+
+@app.command()
+def export(
+    study: Study,
+    to: Annotated[Path, typer.Option("--to", help="The folder to write, which must be new.")],
+    trial: Annotated[int | None, typer.Option(help="A trial of the search by its number.")] = None,
+    rank: Annotated[int, typer.Option(help="A registered result by its rank; 1 is the best.")] = 1,
+    phase: Annotated[str, typer.Option(help="search, grid, lr-range or default.")] = "search",
+    data_dir: DataDir = None, devices: Devices = "auto", home: Home = None,
+    storage: Storage = None,
+) -> int:
+    """Write a trained model: weights and the JSON that rebuilds it, loaded and scored again."""
+    from hpo.export import export as write
+
+    return write(study, to, s.home_folder(home), storage, _console(), trial=trial, rank=rank,
+                 phase=phase, data_dir=data_dir, devices=devices)
+
+
+@app.command()
+def delete(
+    study: Study, home: Home = None, storage: Storage = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> int:
+    """Delete a study: its trials, tickets and checkpoints; its registry rows stay, marked."""
+    from hpo.ask import delete as remove
+
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"delete study '{study}' and all its trials?", abort=True)
+    return remove(study, s.home_folder(home), storage, _console())
+
+
+@registry_app.command("list")
+def registry_list(
+    study: Annotated[str | None, typer.Option(help="Only this study's rows.")] = None,
+    home: Home = None, storage: Storage = None, json: Json = False,
+) -> int:
+    """List the registered results, newest study first."""
+    from hpo.ask import registry_list as show
+
+    return show(study, s.home_folder(home), storage, _console(), as_json=json)
+
+
+@registry_app.command("show")
+def registry_show(
+    row: Annotated[str, typer.Argument(help="The row's id, or its first characters.")],
+    home: Home = None, storage: Storage = None, json: Json = False,
+) -> int:
+    """Show all of one registered result."""
+    from hpo.ask import registry_show as show
+
+    return show(row, s.home_folder(home), storage, _console(), as_json=json)
+
+
+@app.command()
+def dashboard(
+    home: Home = None, storage: Storage = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0: any free one.")] = 8080,
+    token: Annotated[bool, typer.Option(help="Ask for the token that is printed.")] = True,
+) -> int:
+    """Start optuna-dashboard on the studies, with their pictures and checkpoints."""
+    from hpo.dashboard import serve
+
+    where = s.home_folder(home)
+    serve(s.storage_url(storage, where), where, host=host, port=port, use_token=token)
+    return 0
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def main() -> None:
+    """Run the command line; any error that hpo can explain is one line on stderr."""
+    from typer._click.exceptions import Abort, ClickException
+
+    try:
+        code = app(standalone_mode=False)
+    except HpoError as error:
+        _fail(str(error))
+        code = error.exit_code
+    except ClickException as error:
+        error.show()
+        code = 2
+    except (KeyboardInterrupt, Abort):
+        code = 130
+    sys.exit(code or 0)
+
+
+def _fail(text: str) -> None:
+    if os.environ.get("HPO_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    for line in text.splitlines():
+        print(f"hpo: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

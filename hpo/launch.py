@@ -1,0 +1,281 @@
+"""Bring a run to its start and to its end: module, data, database, plan, phases, result."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo import devices, phases, studies
+from hpo.display import Display, duration, make_display
+from hpo.drive import Goal
+from hpo.errors import HpoError
+from hpo.pool import Pool
+from hpo.search import check_sampler
+from hpo.settings import STORED, Settings, check
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from storage.database import Database
+
+# `hpo worker` looks this often for the study that `hpo run` is to make.
+_ROW_POLL_S = 2.0
+
+
+class Stopper:
+    """Turns signals and the time limit into one question: go on?
+
+    The first SIGINT or SIGTERM stops in order; a second one kills the workers at once.
+    """
+
+    def __init__(self) -> None:
+        self.signals = 0
+        self.deadline: float | None = None
+        self.kill: Callable[[], None] = lambda: None
+
+    def install(self) -> None:
+        """Take over SIGINT and SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            self.kill()
+
+    def limit(self, timeout_s: float | None) -> None:
+        """Set the moment at which the run is stopped."""
+        self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def check(self) -> None:
+        """Raise Interrupted or TimeUp where the run is to stop."""
+        if self.signals:
+            raise phases.Interrupted("stopped by a signal")
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise phases.TimeUp("the time of --timeout is used up")
+
+
+def launch(settings: Settings, console: Console) -> int:
+    """Run a study from its module to its registry and return the exit code.
+
+    Raises:
+        InputError: for bad flags, a faulty module, missing data or a study that does not fit.
+    """
+    return _with_pool(settings, console, _run)
+
+
+def serve(settings: Settings, console: Console) -> int:
+    """Work off the tickets of a study that `hpo run` writes, here or elsewhere, until stopped.
+
+    Raises:
+        InputError: for bad flags, a faulty module, missing data or a study that does not fit.
+    """
+    return _with_pool(settings, console, _serve)
+
+
+def _with_pool(
+    settings: Settings, console: Console,
+    work: Callable[[Settings, Console, Pool, Stopper], int],
+) -> int:
+    check(settings)
+    stopper = Stopper()
+    stopper.install()
+    stopper.limit(settings.timeout_s)
+    slots = devices.slots(settings.devices, settings.workers)
+    if settings.sampler:
+        check_sampler(settings.sampler)
+    pool = Pool(settings.study, slots, stopper.check)
+    stopper.kill = pool.kill
+    try:
+        return work(settings, console, pool, stopper)
+    finally:
+        pool.kill()
+        pool.stop()
+
+
+def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> int:
+    described = pool.describe()
+    spec = described["spec"]
+    row = _stored_row(settings)
+    if row is not None:
+        studies.check_same(row, settings, spec)
+    settings = settings.resolved(spec, studies.stored_settings(row))
+    check(settings)
+    if stopper.deadline is None:
+        stopper.limit(settings.timeout_s)
+    show = _display(console, spec, pool)
+    _say_plan(show, settings, described, pool)
+    order = order_of(settings, spec)
+    data = _prepared(pool, order, row, show)
+    db = _made(settings, spec, data)
+    course = phases.Course(settings, spec, described["grid"], described["defaults"], data, db,
+                           pool, show, stopper.check)
+    started = time.monotonic()
+
+    def work() -> int:
+        phases.run(course)
+        pool.stop()
+        show.close()
+        _say_result(course, time.monotonic() - started)
+        return _exit_code(course)
+
+    return _worked(course, order, work)
+
+
+def _serve(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> int:
+    from storage.database import Database
+
+    described = pool.describe()
+    spec = described["spec"]
+    show = _display(console, spec, pool)
+    row = _awaited_row(settings, show, stopper)
+    studies.check_same(row, settings, spec)
+    settings = replace(settings, **{name: row["settings"][name] for name in STORED})
+    order = order_of(settings, spec)
+    data = _prepared(pool, order, row, show)
+    course = phases.Course(settings, spec, described["grid"], described["defaults"], data,
+                           Database(settings.storage), pool, show, stopper.check)
+    show.say(f"waiting for trials of study '{settings.name}'")
+    return _worked(course, order, lambda: phases.work_off(course))
+
+
+def _awaited_row(settings: Settings, show: Display, stopper: Stopper) -> Mapping[str, Any]:
+    """Return the study's row, as soon as a run has made it."""
+    said = False
+    while (row := _stored_row(settings)) is None:
+        if not said:
+            show.say(f"waiting for `hpo run` to make study '{settings.name}'")
+            said = True
+        stopper.check()
+        time.sleep(_ROW_POLL_S)
+    return row
+
+
+def _stored_row(settings: Settings) -> Mapping[str, Any] | None:
+    db = open_existing(settings.storage, settings.home)
+    if db is None:
+        return None
+    try:
+        return db.get_study(settings.name)
+    finally:
+        db.close()
+
+
+def _display(console: Console, spec: Mapping[str, Any], pool: Pool) -> Display:
+    goal = Goal(spec["metric"], spec["direction"] == "maximize")
+    return make_display(console, goal, len(pool.slots))
+
+
+def _order(settings: Settings, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {**settings.order(spec), "storage": settings.storage, "home": str(settings.home),
+            "data_dir": None if settings.data_dir is None else str(settings.data_dir)}
+
+
+def _prepared(
+    pool: Pool, order: dict[str, Any], row: Mapping[str, Any] | None, show: Display
+) -> dict[str, Any]:
+    data = pool.prepare(order)
+    if row is not None:
+        studies.check_data(row, data)
+    if data:
+        show.say(data_line(data))
+    return data
+
+
+def _say_plan(
+    show: Display, settings: Settings, described: Mapping[str, Any], pool: Pool
+) -> None:
+    spec, slots = described["spec"], pool.slots
+    planned = phases.plan(settings, spec, len(described["grid"] or ()))
+    where = ", ".join(dict.fromkeys(slot.label for slot in slots))
+    threads = slots[0].n_threads
+    lines = [f"study {settings.name}: {spec['direction']} {spec['metric']}, {settings.epochs} "
+             f"epoch{'s' if settings.epochs != 1 else ''} a trial, {len(slots)} "
+             f"worker{'s' if len(slots) != 1 else ''} on {where} with {threads} "
+             f"thread{'s' if threads != 1 else ''} each"]
+    lines += [row.text() for row in planned]
+    lines += [f"warning: {text}" for text in spec["warnings"]]
+    show.plan(lines, sum(row.n_epochs for row in planned), int(settings.epochs or 0))
+
+
+def data_line(data: Mapping[str, Any]) -> str:
+    """Return what is known of data and model as one line."""
+    shape = "x".join(map(str, data["image_shape"]))
+    return (f"data: {data['n_train']} train, {data['n_val']} validation and {data['n_test']} test "
+            f"images of {shape}, {data['n_classes']} classes; a model of "
+            f"{data['n_parameters']:,} parameters")
+
+
+def open_existing(url: str, home: Path) -> Database | None:
+    """Open the database if there is one; reading commands must not make an empty one."""
+    from storage.database import Database
+
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return None
+    return Database(url)
+
+
+def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) -> Database:
+    """Make home, database and the study's row where they are not there yet."""
+    import storage
+    from storage.database import Database
+
+    settings.home.mkdir(parents=True, exist_ok=True)
+    storage.init(settings.storage)
+    db = Database(settings.storage)
+    db.put_study(name=settings.name, module=settings.study, metric=spec["metric"],
+                 direction=spec["direction"], epochs=settings.epochs,
+                 settings={name: getattr(settings, name) for name in STORED},
+                 space=spec["space"], data=dict(data))
+    return db
+
+
+def _worked(course: phases.Course, order: dict[str, Any], work: Callable[[], int]) -> int:
+    """Put the workers to work, and leave all in order however it ends."""
+    course.pool.work(order)
+    try:
+        return work()
+    except (phases.Interrupted, phases.TimeUp) as stopped:
+        phases.stop(course, str(stopped))
+        course.show.say(f"{command(course.settings)} goes on from here")
+        if isinstance(stopped, phases.Interrupted):
+            return stopped.exit_code
+        return _exit_code(course)
+    except HpoError:
+        phases.stop(course, "the run cannot go on")
+        raise
+    finally:
+        course.show.close()
+        course.db.close()
+
+
+def command(settings: Settings) -> str:
+    """Return the command that goes on with a study."""
+    name = "" if settings.name == settings.study else f" --name {shlex.quote(settings.name)}"
+    return f"hpo run --study {settings.study}{name}"
+
+
+def _exit_code(course: phases.Course) -> int:
+    return 0 if studies.n_complete(course.db, course.name, course.settings.phases) else 3
+
+
+def _say_result(course: phases.Course, seconds: float) -> None:
+    from hpo import report, results
+
+    found = results.collect(course.db, course.name)
+    console = course.show.console
+    if console.is_terminal:
+        console.print(report.summary_table(found))
+    else:
+        course.show.say(report.plain_table(found))
+    course.show.say(report.verdict(found))
+    for text in course.notes:
+        course.show.say(text)
+    report.publish(course.db, found, course.settings.home)
+    folder = course.settings.home / "reports" / course.name
+    course.show.say(f"done in {duration(seconds)}; report: {folder / 'report.md'}; "
+                    f"hpo dashboard shows every trial")

@@ -1,0 +1,308 @@
+"""What one `hpo run` does: lr-range, grid, search, confirm, register.
+
+Each phase writes its tickets, if they are not there yet, and waits until the workers have ended
+them; so a second run, or one after a crash, does only what is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpo import confirm, queue
+from hpo.display import Display, duration
+from hpo.errors import HpoError
+from hpo.pool import Pool
+from hpo.settings import Settings
+from hpo.space import n_params_sets, params_from_json, params_to_json, space_from_json
+from hpo.studies import ensure_study
+
+if TYPE_CHECKING:
+    from storage.database import Database
+    from storage.tickets import NewTicket, Ticket
+
+# The events of our own workers come at once; those of other hosts are looked for this often.
+_COUNT_S = 0.5
+_REAP_S = 5.0
+
+
+class Interrupted(HpoError):
+    """The run was stopped by a signal; what it had begun is back on the queue."""
+
+    exit_code = 130
+
+
+class TimeUp(HpoError):
+    """The run reached its --timeout; what it had begun is back on the queue."""
+
+
+@dataclass
+class Course:
+    """One run under way: its settings, database, workers and display."""
+
+    settings: Settings
+    spec: Mapping[str, Any]
+    grid: Sequence[Mapping[str, Any]] | None
+    defaults: Mapping[str, Any] | None
+    data: Mapping[str, Any]
+    db: Database
+    pool: Pool
+    show: Display
+    check: Callable[[], None]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.settings.name
+
+    @property
+    def seed(self) -> int:
+        """The study's seed."""
+        return int(self.settings.seed or 0)
+
+    @property
+    def epochs(self) -> int:
+        """The epochs of a full trial."""
+        return int(self.settings.epochs or 0)
+
+    def note(self, text: str) -> None:
+        """Say something that also belongs under the run's result."""
+        self.notes.append(text)
+        self.show.say(text)
+
+
+def n_search(settings: Settings, spec: Mapping[str, Any]) -> int:
+    """Return how many search trials there will be: all asked for, or all that a space holds."""
+    n, total = int(settings.n_trials or 0), n_params_sets(space_from_json(spec["space"]))
+    return n if total is None or settings.allow_duplicates else min(n, total)
+
+
+def run(course: Course) -> None:
+    """Do the phases that were asked for, in order."""
+    steps = {"lr-range": _lr_range, "grid": _grid, "search": _search, "confirm": _confirm}
+    for phase in course.settings.phases:
+        steps[phase](course)
+
+
+def _lr_range(course: Course) -> None:
+    if not course.spec["has_lr_range"]:
+        course.note("lr-range: left out, it needs build= and a param for the learning rate "
+                    "(lr_param)")
+        return
+    if course.defaults is None:
+        course.note("lr-range: left out, it needs defaults= for every param")
+        return
+    from storage.tickets import NewTicket
+
+    study = queue.study_of(course.name, "lr-range")
+    sweep = NewTicket(idx=0, params=dict(course.defaults), payload={"seed": course.seed},
+                      params_key=None)
+    course.db.tickets.reopen(study, [0])
+    _do(course, "lr-range", [sweep], kind="sweep")
+    found = course.db.tickets.list(study)[0]
+    result = found.result
+    if result is None:
+        course.note(f"lr-range: the sweep failed: {found.cause}")
+        return
+    if result.get("pick") is None:
+        course.note(f"lr-range: no pick: {result.get('reason')}")
+        return
+    lr_param = str(course.spec["lr_param"])
+    param = space_from_json(course.spec["space"])[lr_param]
+    lr = _inside(param, float(result["pick"]))
+    course.show.say(f"lr-range: the loss falls steepest at {lr_param}={lr:.3g}")
+    params = {**params_from_json(course.defaults), lr_param: lr}
+    trial = NewTicket(idx=1, params=params_to_json(params), params_key=None,
+                      payload={"seed": course.seed, "candidate": "lr-range"})
+    _do(course, "lr-range", [trial])
+
+
+def _inside(param: Any, lr: float) -> Any:
+    """Return a rate moved to the nearest value that the space allows."""
+    if param.contains(lr):
+        return lr
+    values = param.values() if param.n_values() is not None else (param.low, param.high)
+    return min(values, key=lambda value: abs(value - lr))
+
+
+def _grid(course: Course) -> None:
+    if course.grid is None:
+        course.note("grid: left out, the module gives no grid=")
+        return
+    study = queue.study_of(course.name, "grid")
+    cells = [params_from_json(cell) for cell in course.grid]
+    failed = [t.idx for t in course.db.tickets.list(study) if t.state == "failed"]
+    # A cell without a result is no result: each run tries those again.
+    course.db.tickets.reopen(study, failed)
+    _do(course, "grid", queue.fixed_items(cells, course.seed))
+    tickets = course.db.tickets.list(study)
+    missing = [t for t in tickets if t.state == "failed"]
+    done = len(tickets) - len(missing)
+    course.show.say(f"grid: {done} of {len(tickets)} cells have a result")
+    for ticket in missing:
+        cell = ", ".join(f"{k}={v}" for k, v in params_from_json(ticket.params or {}).items())
+        course.note(f"grid: {cell} failed: {ticket.cause}; the same command tries it again")
+
+
+def _search(course: Course) -> None:
+    asked, n = int(course.settings.n_trials or 0), n_search(course.settings, course.spec)
+    if n < asked:
+        course.note(f"search: {n} of {n} params: the space holds no more, so {n} trials instead "
+                    f"of {asked} (--allow-duplicates trains some of them again)")
+    study = queue.study_of(course.name, "search")
+    before = _ended(course.db.tickets.counts(study))
+    course.db.tickets.trim(study, n)
+    if before >= n:
+        course.show.say(f"search: {before} trials are done and --n-trials is {asked}: the budget "
+                        f"is used, nothing to add")
+        return
+    _do(course, "search", queue.search_items(n, course.seed))
+
+
+def _confirm(course: Course) -> None:
+    candidates = confirm.candidates(course.db, course.name, course.spec, course.defaults,
+                                    int(course.settings.top_k or 1))
+    if not candidates:
+        course.note("confirm: left out, there is no COMPLETE trial to confirm")
+        return
+    seeds = confirm.fresh_seeds(course.seed, int(course.settings.confirm_seeds or 1))
+    items = confirm.items(course.db, course.name, candidates, seeds)
+    _do(course, "confirm", items)
+    if course.spec["has_build"]:
+        _do(course, "confirm", confirm.score_items(course.db, course.name), kind="score",
+            label="test split")
+    confirm.register(course.db, course.name, course.settings, course.spec, candidates, seeds,
+                     course.data)
+
+
+def _do(
+    course: Course, phase: str, items: Sequence[NewTicket], *, kind: str = "trial",
+    label: str | None = None,
+) -> None:
+    """Write a phase's tickets and wait until all of its study's tickets have ended."""
+    study = queue.study_of(course.name, phase)
+    ensure_study(course.db, study, course.spec["direction"], course.spec["metric"])
+    course.db.tickets.write(course.name, study, kind, list(items))
+    tickets = [t for t in course.db.tickets.list(study) if t.kind == kind]
+    course.show.start(label or phase, len(tickets), _n_ended(tickets))
+    reaped_at = counted_at = 0.0
+    while True:
+        now = time.monotonic()
+        if now - reaped_at > _REAP_S:
+            reap(course)
+            reaped_at = now
+        ended = False
+        for member, event in course.pool.poll(0.1):
+            course.show.event(member, event)
+            ended = ended or event["event"] in ("end", "exit")
+            if event["event"] == "exit" and event["code"] != 0:
+                reap(course, _exit_text(event))
+        if ended or now - counted_at > _COUNT_S:
+            counts = course.db.tickets.counts(study)
+            course.show.counted(_ended(counts) - _others_ended(course, study, kind))
+            counted_at = now
+            if not counts.get("waiting") and not counts.get("running"):
+                return
+        course.check()
+
+
+def work_off(course: Course) -> int:
+    """Show what the workers do with tickets that other runs write, until stopped."""
+    course.show.start("worker", 0, 0)
+    reaped_at = 0.0
+    while True:
+        for member, event in course.pool.poll(0.5):
+            course.show.event(member, event)
+            if event["event"] == "exit" and event["code"] != 0:
+                reap(course, _exit_text(event))
+        if time.monotonic() - reaped_at > _REAP_S:
+            reap(course)
+            reaped_at = time.monotonic()
+        course.check()
+
+
+def _others_ended(course: Course, study: str, kind: str) -> int:
+    """Return how many tickets of other kinds stand, ended, in the same study."""
+    if phase_has_one_kind(study):
+        return 0
+    return _n_ended([t for t in course.db.tickets.list(study) if t.kind != kind])
+
+
+def phase_has_one_kind(study: str) -> bool:
+    """Return whether a study's tickets are all trials."""
+    return queue.phase_of(study) in ("search", "grid")
+
+
+def _ended(counts: Mapping[str, int]) -> int:
+    return counts.get("done", 0) + counts.get("failed", 0)
+
+
+def _n_ended(tickets: Sequence[Ticket]) -> int:
+    return sum(ticket.state in ("done", "failed") for ticket in tickets)
+
+
+def _exit_text(event: Mapping[str, Any]) -> str:
+    code = event["code"]
+    how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    last = event["tail"].splitlines()[-1:] or [""]
+    return f"worker lost: its process was {how}" + (f": {last[0]}" if last[0] else "")
+
+
+def reap(course: Course, reason: str = "worker lost: its process is gone") -> None:
+    """Close the trials of workers that are gone, and give their params back to the queue."""
+    space = space_from_json(course.spec["space"])
+    for ticket in queue.abandoned(course.db, course.name):
+        params = queue.stored_params(course.db, ticket, space)
+        if queue.close_lost(course.db, ticket, reason, course.settings.max_retries, params):
+            what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"
+            course.show.say(f"{queue.phase_of(ticket.study)}{what}: FAIL {reason}")
+
+
+def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None) -> list[Planned]:
+    """Return what each phase will train at most, in order."""
+    epochs = int(course_settings.epochs or 0)
+    n = n_search(course_settings, spec)
+    n_candidates = int(course_settings.top_k or 1) + 3
+    n_confirm = n_candidates * int(course_settings.confirm_seeds or 1)
+    pruning = "" if course_settings.pruner == "none" else f", {course_settings.pruner} pruning"
+    rows = {
+        "lr-range": Planned("lr-range", 1, epochs + 1, "a sweep of one epoch, then a trial")
+        if spec["has_lr_range"] else None,
+        "grid": Planned("grid", n_cells, n_cells * epochs, "no pruning") if n_cells else None,
+        "search": Planned("search", n, n * epochs, f"{course_settings.sampler}{pruning}"),
+        "confirm": Planned("confirm", n_confirm, n_confirm * epochs,
+                           f"at most {n_candidates} candidates on "
+                           f"{course_settings.confirm_seeds} fresh seeds each, then the test "
+                           f"split once"),
+    }
+    return [row for phase in course_settings.phases if (row := rows[phase]) is not None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a phase will train: trials, and epochs at most."""
+
+    phase: str
+    n_trials: int
+    n_epochs: int
+    how: str
+
+    def text(self) -> str:
+        """Return it as one line."""
+        trials = f"{self.n_trials} trial{'s' if self.n_trials != 1 else ''}"
+        return f"  {self.phase:<9} {trials:>10}, at most {self.n_epochs} epochs ({self.how})"
+
+
+def stop(course: Course, why: str) -> None:
+    """Stop the workers in order; what they were at goes back on the queue."""
+    course.show.say(f"{why}: running trials go back on the queue")
+    course.pool.stop()
+    reap(course, "interrupted: the run was stopped")
+
+
+def took(started: float) -> str:
+    """Return the time since a monotonic start, as people say it."""
+    return duration(time.monotonic() - started)

@@ -1,0 +1,114 @@
+"""Look at a study without running it: `hpo check`, and the learning-rate range test alone.
+
+Neither opens a database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpo import devices
+from hpo.errors import InputError
+from hpo.launch import Stopper, data_line, order_of
+from hpo.pool import Pool
+from hpo.settings import Settings
+from hpo.settings import check as check_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def _described(settings: Settings) -> tuple[Pool, dict[str, Any], Settings]:
+    """Start one worker and return it with what the module says and the settings it gives."""
+    check_settings(settings)
+    stopper = Stopper()
+    stopper.install()
+    pool = Pool(settings.study, devices.slots(settings.devices, 1), stopper.check)
+    stopper.kill = pool.kill
+    try:
+        described = pool.describe()
+    except BaseException:
+        _end(pool)
+        raise
+    return pool, described, settings.resolved(described["spec"], None)
+
+
+def _end(pool: Pool) -> None:
+    pool.kill()
+    pool.stop()
+
+
+def check(settings: Settings, console: Console) -> int:
+    """Say what a study is, whether its data is there and one training step goes well.
+
+    Raises:
+        InputError: with every fault found.
+    """
+    pool, described, settings = _described(settings)
+    try:
+        spec = described["spec"]
+        _say(console, f"study {settings.study}: {described['path']}")
+        _say(console, f"  {spec['direction']} {spec['metric']}, {settings.epochs} epochs, "
+                      f"{len(spec['space'])} params: {', '.join(spec['space'])}")
+        for text in spec["warnings"]:
+            _say(console, f"  warning: {text}")
+        data = pool.prepare(order_of(settings, spec))
+        _say(console, "  " + data_line(data) if data else
+             "  an objective of its own: its data is not looked at")
+        _say(console, "  ok")
+        return 0
+    finally:
+        _end(pool)
+
+
+def lr_range(
+    settings: Settings, console: Console, *, low: float | None, high: float | None, as_json: bool
+) -> int:
+    """Sweep the learning rate, print the pick and draw the curve; exit code 1 without a pick.
+
+    Raises:
+        InputError: for a study without a recipe or a rate to find, or senseless bounds.
+    """
+    for what, value in (("--low", low), ("--high", high)):
+        if value is not None and not value > 0:
+            raise InputError(f"{what} must be above 0, got {value:g}")
+    if low is not None and high is not None and low >= high:
+        raise InputError(f"--low must be below --high, got {low:g} and {high:g}")
+    pool, described, settings = _described(settings)
+    try:
+        spec = described["spec"]
+        if not spec["has_lr_range"]:
+            raise InputError(f"study '{settings.study}': a learning-rate range test needs build= "
+                             f"and a param '{spec['lr_param']}' in the space (lr_param=)")
+        found = pool.ask("sweep", "swept", order=order_of(settings, spec), low=low, high=high)
+    finally:
+        _end(pool)
+    return _show_sweep(settings, spec, found["result"], console, as_json)
+
+
+def _show_sweep(
+    settings: Settings, spec: Mapping[str, Any], result: dict[str, Any], console: Console,
+    as_json: bool,
+) -> int:
+    from hpo.plots import draw_sweep
+    from hpo.results import sweep_from_json
+
+    path = settings.home / "reports" / settings.name / "lr-range.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_sweep(sweep_from_json(result), path)
+    if as_json:
+        print(json.dumps({**result, "picture": str(path)}, allow_nan=False))
+    elif result["pick"] is None:
+        _say(console, f"no learning rate to suggest: {result['reason']}")
+    else:
+        _say(console, f"{spec['lr_param']} = {result['pick']:.3g}, sensible between "
+                      f"{result['low']:.3g} and {result['high']:.3g} ({result['reason']})")
+    if not as_json:
+        _say(console, f"curve: {path}")
+    return 0 if result["pick"] is not None else 1
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
