@@ -1,0 +1,133 @@
+"""Run short pieces of database work, again where the connection was lost or the file was locked.
+
+A server's restart in the middle of a night's run should cost a delay, not a trial.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from hpo.errors import InputError, StorageError
+from storage.engine import WRITES, make_engine, mask
+
+Result = TypeVar("Result")
+FIRST_WAIT_S = 0.02
+LONGEST_WAIT_S = 2.0
+# What no waiting repairs, in the words of SQLite and PostgreSQL.
+HOPELESS = (
+    "authentication failed", "does not exist", "no such table", "no such column", "disk is full",
+    "readonly database", "unable to open database", "no password supplied", "permission denied",
+    "could not translate host name", "failed to resolve host", "no pg_hba.conf entry",
+)
+
+
+class Link:
+    """An engine and the time it may take to come back.
+
+    `read` runs without a transaction of its own, `write` in one that takes SQLite's write lock at
+    its start.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 60) -> None:
+        self.url = url
+        self.timeout_s = timeout_s
+        self.engine = make_engine(url, timeout_s)
+        self._reads: Engine = self.engine
+        if self.engine.dialect.name == "postgresql":
+            # Else a session that only read would stay "idle in transaction" until it is returned.
+            self._reads = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._writes = self.engine.execution_options(**{WRITES: True})
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether the database is a SQLite file."""
+        return self.engine.dialect.name == "sqlite"
+
+    def read(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work` with a connection, until it succeeds or the time is over.
+
+        Raises:
+            StorageError: the database stayed away or refused.
+        """
+
+        def once(_again: bool) -> Result:
+            with self._reads.connect() as connection:
+                return work(connection)
+
+        return self._insist(once)
+
+    def write(
+        self,
+        work: Callable[[Connection], Result],
+        *,
+        again: Callable[[Connection], Result | None] | None = None,
+    ) -> Result:
+        """Run `work` in one transaction, until it succeeds or the time is over.
+
+        A lost answer to a COMMIT leaves open whether it happened. Work that may be done twice
+        needs nothing more; other work gives `again`, which runs first in every repetition and
+        returns the result if the work is found done.
+
+        Raises:
+            StorageError: the database stayed away or refused.
+        """
+
+        def once(repeated: bool) -> Result:
+            with self._writes.begin() as connection:
+                done = again(connection) if repeated and again is not None else None
+                return work(connection) if done is None else done
+
+        return self._insist(once)
+
+    def close(self) -> None:
+        """Close all sessions."""
+        self.engine.dispose()
+
+    def _insist(self, once: Callable[[bool], Result]) -> Result:
+        deadline = time.monotonic() + self.timeout_s
+        wait_s = FIRST_WAIT_S
+        repeated = False
+        while True:
+            try:
+                return once(repeated)
+            except SQLAlchemyError as error:
+                if not may_pass(error) or time.monotonic() + wait_s > deadline:
+                    raise explain(error, self.url) from error
+            repeated = True
+            # Spread, so that workers which lost one server do not return in one instant.
+            time.sleep(wait_s * random.uniform(0.5, 1.0))
+            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+
+def may_pass(error: SQLAlchemyError) -> bool:
+    """Say whether waiting may cure an error: a lost session, a lock, a restarting server."""
+    if isinstance(error, PoolTimeout):
+        return False
+    if not isinstance(error, DBAPIError):
+        return False
+    text = str(error.orig).lower()
+    if any(words in text for words in HOPELESS):
+        return False
+    if "sqlite" in type(error.orig).__module__:
+        return "locked" in text or "busy" in text
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+
+
+def explain(error: SQLAlchemyError, url: str) -> StorageError | InputError:
+    """Turn a database error into one line without secrets."""
+    first_lines = str(getattr(error, "orig", None) or error).strip().splitlines() or ["no reason"]
+    cause = mask(first_lines[0])
+    if "file is not a database" in cause:
+        return InputError(f"storage '{mask(url)}': the file is not a SQLite database")
+    if "no such table" in cause or 'relation "' in cause:
+        return InputError(
+            f"storage '{mask(url)}' has not been set up ({cause}); `hpo init` does that"
+        )
+    return StorageError(f"storage '{mask(url)}': {cause}")

@@ -1,0 +1,1 @@
+"""The history of our own tables, for alembic."""

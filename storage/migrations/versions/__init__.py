@@ -1,0 +1,1 @@
+"""One file a step of the history, oldest first."""

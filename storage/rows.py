@@ -1,0 +1,184 @@
+"""Optuna's tables, and the statements of the hot path, built once for each database.
+
+They are Optuna's own table objects, so a column that changes there changes here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from optuna.storages._rdb import models
+from optuna.trial import TrialState
+from sqlalchemy import Executable, Table, bindparam, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from storage import schema
+
+studies: Table = models.StudyModel.__table__
+directions: Table = models.StudyDirectionModel.__table__
+study_user_attrs: Table = models.StudyUserAttributeModel.__table__
+study_system_attrs: Table = models.StudySystemAttributeModel.__table__
+trials: Table = models.TrialModel.__table__
+params: Table = models.TrialParamModel.__table__
+values: Table = models.TrialValueModel.__table__
+reports: Table = models.TrialIntermediateValueModel.__table__
+user_attrs: Table = models.TrialUserAttributeModel.__table__
+system_attrs: Table = models.TrialSystemAttributeModel.__table__
+heartbeats: Table = models.TrialHeartbeatModel.__table__
+
+# Everything that hangs on a trial, in an order in which it may be deleted before the trial.
+OF_A_TRIAL = (params, values, reports, user_attrs, system_attrs, heartbeats)
+OF_A_STUDY = (directions, study_user_attrs, study_system_attrs)
+UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
+
+
+@dataclass(frozen=True)
+class Statements:
+    """The statements that a trial needs, in one dialect."""
+
+    lock_study: Executable
+    lock_study_by_name: Executable
+    add_trial: Executable
+    touch_trial: Executable
+    report: Executable
+    epoch: Executable
+    param: Executable
+    value: Executable
+    user_attr: Executable
+    system_attr: Executable
+
+
+@cache
+def statements(dialect: str) -> Statements:
+    """Return the statements of `sqlite` or `postgresql`."""
+    upsert = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    return Statements(
+        lock_study=_lock(studies.c.study_id == bindparam("study")),
+        lock_study_by_name=_lock(studies.c.study_name == bindparam("study")),
+        add_trial=_add_trial(),
+        touch_trial=_touch_trial(),
+        report=_report(upsert),
+        epoch=_overwrite(upsert, schema.epochs, ("study", "trial_number", "epoch")),
+        param=upsert(params).on_conflict_do_nothing(index_elements=["trial_id", "param_name"]),
+        value=_overwrite(upsert, values, ("trial_id", "objective")),
+        user_attr=_overwrite(upsert, user_attrs, ("trial_id", "key")),
+        system_attr=_overwrite(upsert, system_attrs, ("trial_id", "key")),
+    )
+
+
+def _lock(where: Any) -> Executable:
+    # FOR NO KEY UPDATE: it serialises the numbering, and does not wait for foreign-key checks.
+    return select(studies.c.study_id).where(where).with_for_update(key_share=True)
+
+
+def _add_trial() -> Executable:
+    earlier = trials.alias("earlier")
+    last = (
+        select(earlier.c.number)
+        .where(earlier.c.study_id == bindparam("study"))
+        .order_by(earlier.c.trial_id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    return (
+        insert(trials)
+        .values(
+            number=func.coalesce(last, -1) + 1,
+            study_id=bindparam("study"),
+            state=bindparam("state"),
+            datetime_start=bindparam("start"),
+            datetime_complete=bindparam("complete"),
+        )
+        .returning(trials.c.trial_id, trials.c.number)
+    )
+
+
+def _touch_trial() -> Executable:
+    """Read a trial's state so that it cannot end before this transaction does."""
+    return (
+        select(trials.c.study_id, trials.c.number, trials.c.state)
+        .where(trials.c.trial_id == bindparam("trial"))
+        .with_for_update(read=True)
+    )
+
+
+def _report(upsert: Any) -> Executable:
+    """Write one intermediate value, unless the trial has ended."""
+    row = (
+        select(
+            trials.c.trial_id,
+            bindparam("step", type_=reports.c.step.type),
+            bindparam("value", type_=reports.c.intermediate_value.type),
+            bindparam("value_type", type_=reports.c.intermediate_value_type.type),
+        )
+        .where(trials.c.trial_id == bindparam("trial"), trials.c.state.in_(UNFINISHED))
+        .with_for_update(read=True)
+    )
+    names = ["trial_id", "step", "intermediate_value", "intermediate_value_type"]
+    new = upsert(reports).from_select(names, row)
+    return new.on_conflict_do_update(
+        index_elements=["trial_id", "step"],
+        set_={name: new.excluded[name] for name in names[2:]},
+    )
+
+
+def _overwrite(upsert: Any, table: Table, keys: tuple[str, ...]) -> Executable:
+    new = upsert(table)
+    surrogate = [column.name for column in table.primary_key if column.name not in keys]
+    rest = [c.name for c in table.columns if c.name not in (*keys, *surrogate)]
+    return new.on_conflict_do_update(
+        index_elements=list(keys), set_={name: new.excluded[name] for name in rest}
+    )
+
+
+def end_trial(state: TrialState, at: datetime) -> Any:
+    """Return the statement that moves an unfinished trial to `state`, for a WHERE of the caller."""
+    fields: dict[str, Any] = {"state": state}
+    if state.is_finished():
+        fields["datetime_complete"] = at
+    elif state == TrialState.RUNNING:
+        fields["datetime_start"] = at
+    return update(trials).values(fields)
+
+
+def value_rows(trial_id: int, numbers: Any) -> list[dict[str, Any]]:
+    """Return the rows of a trial's objective values."""
+    rows = []
+    for objective, number in enumerate(numbers):
+        stored, kind = models.TrialValueModel.value_to_stored_repr(float(number))
+        rows.append(
+            {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
+        )
+    return rows
+
+
+def report_row(trial_id: int, step: int, value: float) -> dict[str, Any]:
+    """Return the parameters of `Statements.report`."""
+    stored, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(
+        float(value)
+    )
+    return {"trial": trial_id, "step": int(step), "value": stored, "value_type": kind}
+
+
+def template_report(trial_id: int, step: int, value: float) -> dict[str, Any]:
+    """Return the row of one report, for a plain INSERT."""
+    row = report_row(trial_id, step, value)
+    return {
+        "trial_id": trial_id,
+        "step": row["step"],
+        "intermediate_value": row["value"],
+        "intermediate_value_type": row["value_type"],
+    }
+
+
+def utc_naive(at: datetime | None = None) -> datetime:
+    """Return a time (now by default; a naive one is local) as Optuna stores it."""
+    return (at or datetime.now(UTC)).astimezone(UTC).replace(tzinfo=None)
+
+
+def to_local(at: datetime | None) -> datetime | None:
+    """Return a stored time as Optuna shows it: naive, local."""
+    return None if at is None else at.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)

@@ -1,0 +1,82 @@
+"""What a run says of itself: the settings of its study, and the workers that are alive.
+
+Optuna stores neither a study's sampler nor its pruner, and a process on another host is seen only
+in the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Table, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from storage.columns import now_s, utc_now
+from storage.link import Link
+from storage.schema import studies, workers
+
+
+class Runs:
+    """The studies that hpo runs and the workers that run them."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def save_study(self, name: str, **fields: Any) -> None:
+        """Write a study's row, or the given fields of it if it exists.
+
+        The fields are module, metric, direction, epochs, settings, space and data.
+        """
+        self._upsert(studies, {"name": name, "created_at": utc_now()}, fields)
+
+    def study(self, name: str) -> dict[str, Any] | None:
+        """Return the row of a study."""
+        found = self._read(studies, studies.c.name == name)
+        return found[0] if found else None
+
+    def studies(self) -> Sequence[dict[str, Any]]:
+        """Return the rows of all studies, oldest first."""
+        return self._read(studies, studies.c.created_at.is_not(None), studies.c.created_at)
+
+    def beat(
+        self,
+        owner: str,
+        name: str,
+        host: str,
+        pid: int,
+        device: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Say that a worker is alive."""
+        row = {"owner": owner, "started_at": utc_now()}
+        seen = {"name": name, "host": host, "pid": pid, "device": device, "seen_s": now_s()}
+        self._upsert(workers, row, {**seen, "data": dict(data or {})})
+
+    def workers(self, name: str, within_s: float | None = None) -> Sequence[dict[str, Any]]:
+        """Return the workers of a study, or those that were seen within the last seconds."""
+        where = workers.c.name == name
+        if within_s is not None:
+            where &= workers.c.seen_s >= now_s() - within_s
+        return self._read(workers, where, workers.c.started_at)
+
+    def gone(self, owner: str) -> None:
+        """Remove the row of a worker that has ended."""
+        self._link.write(lambda c: c.execute(delete(workers).where(workers.c.owner == owner)))
+
+    def _upsert(self, table: Table, first: dict[str, Any], fields: dict[str, Any]) -> None:
+        """Insert `first` and `fields`; where the row exists, overwrite `fields` only."""
+        upsert = sqlite.insert if self._link.is_sqlite else postgresql.insert
+        new = upsert(table).values({**first, **fields})
+        keys = [column.name for column in table.primary_key]
+        if fields:
+            again = new.on_conflict_do_update(
+                index_elements=keys, set_={name: new.excluded[name] for name in fields}
+            )
+        else:
+            again = new.on_conflict_do_nothing(index_elements=keys)
+        self._link.write(lambda c: c.execute(again))
+
+    def _read(self, table: Table, where: Any, *order: Any) -> list[dict[str, Any]]:
+        query = select(table).where(where).order_by(*order)
+        return self._link.read(lambda c: [dict(row._mapping) for row in c.execute(query)])

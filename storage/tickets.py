@@ -1,0 +1,373 @@
+"""Tickets: one row a unit of work, taken by exactly one worker.
+
+Optuna's own waiting trials are taken twice on SQLite and are read again by every ask and prune;
+a ticket is taken with one compare-and-set, and its Optuna trial is made in the same transaction.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
+
+from hpo.errors import StorageError
+from storage import rows
+from storage.columns import clip, now_s, utc_now
+from storage.link import Link
+from storage.schema import tickets
+from storage.studies import StudyStorage
+
+WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+STATES = (WAITING, RUNNING, DONE, FAILED)
+TRIAL, SWEEP, SCORE = "trial", "sweep", "score"
+
+
+@dataclass(frozen=True)
+class NewTicket:
+    """A unit of work to write: its place in the study, and the params if they are fixed."""
+
+    idx: int
+    params: Mapping[str, Any] | None = None
+    payload: Mapping[str, Any] | None = None
+    params_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A ticket as it was when it was read; the fields are the columns of `hpo_ticket`."""
+
+    id: int
+    name: str
+    study: str
+    idx: int
+    kind: str
+    params: dict[str, Any] | None
+    params_key: str | None
+    payload: dict[str, Any]
+    state: str
+    attempt: int
+    owner: str | None
+    host: str | None
+    pid: int | None
+    lease_until: float | None
+    claim_token: str | None
+    cause: str | None
+    trial_id: int | None
+    trial_number: int | None
+    result: Any
+    created_at: datetime
+    taken_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A ticket that is ours now, with the Optuna trial that was made for it."""
+
+    ticket: Ticket
+    trial_id: int | None
+    number: int | None
+
+
+def _first_waiting() -> Any:
+    queue = tickets.alias("queue")
+    first = (
+        select(queue.c.id)
+        .where(queue.c.name == bindparam("study_name"), queue.c.state == WAITING)
+        .order_by(queue.c.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    taken = {
+        "state": RUNNING,
+        "lease_until": now_s() + bindparam("lease_s"),
+        **{name: bindparam("new_" + name) for name in ("owner", "host", "pid", "claim_token")},
+        "taken_at": bindparam("now"),
+    }
+    where = (tickets.c.id == first) & (tickets.c.state == WAITING)
+    return update(tickets).where(where).values(taken).returning(*tickets.c)
+
+
+CLAIM = _first_waiting()
+NOTE_TRIAL = (
+    update(tickets)
+    .where(tickets.c.id == bindparam("ticket"))
+    .values(trial_id=bindparam("trial"), trial_number=bindparam("number"))
+)
+RENEW = (
+    update(tickets)
+    .where(tickets.c.owner == bindparam("holder"), tickets.c.state == RUNNING)
+    .values(lease_until=now_s() + bindparam("lease_s"))
+    .returning(tickets.c.id)
+)
+
+
+class Tickets:
+    """The tickets of all studies in a database."""
+
+    def __init__(self, link: Link, studies: StudyStorage) -> None:
+        self._link = link
+        self._studies = studies
+        self._known = rows.statements(link.engine.dialect.name)
+
+    def write(self, name: str, study: str, kind: str, items: Iterable[NewTicket]) -> int:
+        """Write the tickets that the study lacks and return how many those were.
+
+        A ticket is known by its `idx`: one that exists stays as it is.
+        """
+        new = [_new_row(name, study, kind, item) for item in items]
+        if not new:
+            return 0
+        upsert = sqlite.insert if self._link.is_sqlite else postgresql.insert
+        count = select(func.count()).select_from(tickets).where(tickets.c.study == study)
+
+        def work(connection: Connection) -> int:
+            before = connection.execute(count).scalar_one()
+            connection.execute(
+                upsert(tickets).on_conflict_do_nothing(index_elements=["study", "idx"]), new
+            )
+            return connection.execute(count).scalar_one() - before
+
+        return self._link.write(work)
+
+    def trim(self, study: str, n: int) -> int:
+        """Delete the waiting tickets from number `n` on and return how many those were."""
+        extra = (tickets.c.study == study) & (tickets.c.idx >= n) & (tickets.c.state == WAITING)
+        return self._link.write(lambda c: c.execute(delete(tickets).where(extra)).rowcount)
+
+    def reopen(self, study: str, idxs: Sequence[int]) -> int:
+        """Let failed tickets wait again, as often tried as before, and return how many."""
+        chosen = (
+            (tickets.c.study == study)
+            & tickets.c.idx.in_(list(idxs))
+            & (tickets.c.state == FAILED)
+        )
+        change = update(tickets).where(chosen).values(**_free(), state=WAITING, ended_at=None)
+        return self._link.write(lambda c: c.execute(change).rowcount)
+
+    def claim(self, name: str, owner: str, host: str, pid: int, lease_s: float) -> Claim | None:
+        """Take the study's first waiting ticket, and make its Optuna trial if it is for one.
+
+        Both happen in one transaction, so a ticket that runs has its trial, whatever dies when.
+
+        Raises:
+            StorageError: the Optuna study of the ticket does not exist.
+        """
+        token = uuid.uuid4().hex
+        fields = {
+            "study_name": name,
+            "lease_s": lease_s,
+            "new_owner": owner,
+            "new_host": host,
+            "new_pid": pid,
+            "new_claim_token": token,
+            "now": utc_now(),
+        }
+        made: list[tuple[int, Any]] = []
+
+        def take(connection: Connection) -> Claim | None:
+            made.clear()
+            row = connection.execute(CLAIM, fields).one_or_none()
+            if row is None or row.kind != TRIAL:
+                return row and Claim(_ticket(row), None, None)
+            study_id, trial = self._make_trial(connection, row)
+            made.append((study_id, trial))
+            ticket = _ticket(row, trial_id=trial._trial_id, trial_number=trial.number)
+            return Claim(ticket, trial._trial_id, trial.number)
+
+        def taken(connection: Connection) -> Claim | None:
+            found = select(tickets).where(tickets.c.claim_token == token)
+            row = connection.execute(found).one_or_none()
+            return row and Claim(_ticket(row), row.trial_id, row.trial_number)
+
+        claim = self._link.write(take, again=taken)
+        for study_id, trial in made:
+            self._studies.adopt(study_id, trial)
+        return claim
+
+    def _make_trial(self, connection: Connection, row: Row[Any]) -> tuple[int, Any]:
+        known = self._known
+        study_id = connection.execute(known.lock_study_by_name, {"study": row.study}).scalar()
+        if study_id is None:
+            raise StorageError(f"ticket {row.id}: its study '{row.study}' does not exist")
+        trial = self._studies.insert_running(connection, study_id, rows.utc_naive())
+        note = {"ticket": row.id, "trial": trial._trial_id, "number": trial.number}
+        connection.execute(NOTE_TRIAL, note)
+        return study_id, trial
+
+    def reserve(self, ticket_id: int, owner: str, params_key: str) -> bool:
+        """Book a point of the space for a ticket; False if another one of the study has it."""
+        change = (
+            update(tickets)
+            .where(_held(ticket_id, owner, False))
+            .values(params_key=params_key)
+        )
+        try:
+            return bool(self._link.write(lambda c: c.execute(change).rowcount))
+        except StorageError as error:
+            if isinstance(error.__cause__, IntegrityError):
+                return False
+            raise
+
+    def renew(self, owner: str, lease_s: float) -> Sequence[int]:
+        """Prolong all leases of an owner and return the tickets that are still its own."""
+        fields = {"holder": owner, "lease_s": lease_s}
+        return self._link.write(lambda c: list(c.execute(RENEW, fields).scalars()))
+
+    def finish(
+        self,
+        ticket_id: int,
+        owner: str | None,
+        state: str,
+        cause: str | None = None,
+        result: Any = None,
+    ) -> bool:
+        """End a running ticket; False, and nothing written, if the owner has lost it."""
+
+        def done(connection: Connection) -> bool | None:
+            row = connection.execute(select(tickets).where(tickets.c.id == ticket_id)).first()
+            return True if row and row.state == state and row.owner == owner else None
+
+        return self._link.write(
+            lambda c: close_ticket(c, ticket_id, owner, state, cause, result), again=done
+        )
+
+    def give_back(
+        self,
+        ticket_id: int,
+        owner: str | None,
+        cause: str,
+        params: Mapping[str, Any] | None = None,
+        count: bool = True,
+        *,
+        expired_only: bool = False,
+    ) -> bool:
+        """Let a running ticket wait again, with the lost trial's params.
+
+        `owner` None stands for whoever has it; `expired_only` leaves a ticket alone whose lease
+        was renewed meanwhile. False if there was nothing to give back.
+        """
+        return self._link.write(
+            lambda c: return_ticket(c, ticket_id, owner, cause, params, count, expired_only)
+        )
+
+    def get(self, ticket_id: int) -> Ticket | None:
+        """Return one ticket."""
+        found = self._read(tickets.c.id == ticket_id)
+        return found[0] if found else None
+
+    def expired(self) -> Sequence[Ticket]:
+        """Return the running tickets whose lease has passed."""
+        return self._read((tickets.c.state == RUNNING) & (tickets.c.lease_until < now_s()))
+
+    def running(self, name: str) -> Sequence[Ticket]:
+        """Return the running tickets of a study and its phases."""
+        return self._read((tickets.c.name == name) & (tickets.c.state == RUNNING))
+
+    def list(self, study: str) -> Sequence[Ticket]:
+        """Return the tickets of one Optuna study in their order."""
+        return self._read(tickets.c.study == study)
+
+    def counts(self, study: str) -> dict[str, int]:
+        """Return how many tickets of one Optuna study are in each state."""
+        query = (
+            select(tickets.c.state, func.count())
+            .where(tickets.c.study == study)
+            .group_by(tickets.c.state)
+        )
+        found = self._link.read(lambda c: c.execute(query).all())
+        return dict.fromkeys(STATES, 0) | {state: n for state, n in found}
+
+    def _read(self, where: Any) -> Any:
+        query = select(tickets).where(where).order_by(tickets.c.study, tickets.c.idx)
+        found = self._link.read(lambda c: c.execute(query).all())
+        return [_ticket(row) for row in found]
+
+
+def close_ticket(
+    connection: Connection,
+    ticket_id: int,
+    owner: str | None,
+    state: str,
+    cause: str | None = None,
+    result: Any = None,
+    expired_only: bool = False,
+) -> bool:
+    """End a running ticket within a transaction; False if the owner has lost it."""
+    fields = {"state": state, "ended_at": utc_now(), "lease_until": None, "cause": clip(cause)}
+    if result is not None:
+        fields["result"] = result
+    change = update(tickets).where(_held(ticket_id, owner, expired_only)).values(fields)
+    return bool(connection.execute(change).rowcount)
+
+
+def return_ticket(
+    connection: Connection,
+    ticket_id: int,
+    owner: str | None,
+    cause: str,
+    params: Mapping[str, Any] | None,
+    count: bool,
+    expired_only: bool = False,
+) -> bool:
+    """Let a running ticket wait again within a transaction; False if the owner has lost it."""
+    held = select(tickets).where(_held(ticket_id, owner, expired_only)).with_for_update()
+    row = connection.execute(held).one_or_none()
+    if row is None:
+        return False
+    payload = dict(row.payload or {})
+    if row.trial_number is not None:
+        payload["retry_of"] = row.trial_number
+    fields = {
+        **_free(),
+        "state": WAITING,
+        "cause": clip(cause),
+        "attempt": row.attempt + (1 if count else 0),
+        "payload": payload,
+    }
+    if params is not None:
+        fields["params"] = dict(params)
+    connection.execute(update(tickets).where(tickets.c.id == ticket_id).values(fields))
+    return True
+
+
+def _held(ticket_id: int, owner: str | None, expired_only: bool) -> Any:
+    """Return the fence: the ticket runs, for this owner, and its lease has passed if it must."""
+    where = (tickets.c.id == ticket_id) & (tickets.c.state == RUNNING)
+    if owner is not None:
+        where &= tickets.c.owner == owner
+    return where & (tickets.c.lease_until < now_s()) if expired_only else where
+
+
+def _free() -> dict[str, None]:
+    """Return the fields that a ticket without an owner has not."""
+    held = ("owner", "host", "pid", "lease_until", "claim_token", "trial_id", "trial_number")
+    return dict.fromkeys((*held, "taken_at"))
+
+
+def _new_row(name: str, study: str, kind: str, item: NewTicket) -> dict[str, Any]:
+    return {
+        "name": name,
+        "study": study,
+        "idx": item.idx,
+        "kind": kind,
+        "params": None if item.params is None else dict(item.params),
+        "params_key": item.params_key,
+        "payload": dict(item.payload or {}),
+        "state": WAITING,
+        "attempt": 0,
+        "created_at": utc_now(),
+    }
+
+
+def _ticket(row: Row[Any], **changes: Any) -> Ticket:
+    fields = dict(row._mapping)
+    fields["payload"] = fields["payload"] or {}
+    return Ticket(**fields | changes)
