@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException as UsageError
 
 from hpo import settings as s
 from hpo.errors import HpoError
@@ -246,13 +247,19 @@ def dashboard(
     home: Home = None, storage: Storage = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0: any free one.")] = 8080,
-    token: Annotated[bool, typer.Option(help="Ask for the token that is printed.")] = True,
+    token: Annotated[str | None, _option(
+        "--token", "The token to ask for (default: a new one).", "HPO_DASHBOARD_TOKEN")] = None,
+    no_token: Annotated[bool, typer.Option(
+        "--no-token", help="Ask for no token; only on 127.0.0.1.")] = False,
+    writable: Annotated[bool, typer.Option(
+        "--writable", help="Let the dashboard change and delete studies.")] = False,
 ) -> int:
     """Start optuna-dashboard on the studies, with their pictures and checkpoints."""
     from hpo.dashboard import serve
 
     where = s.home_folder(home)
-    serve(s.storage_url(storage, where), where, host=host, port=port, use_token=token)
+    serve(s.storage_url(storage, where), where, host, port, token=token, no_token=no_token,
+          writable=writable)
     return 0
 
 
@@ -264,17 +271,15 @@ def _console() -> Any:
 
 def main() -> None:
     """Run the command line; any error that hpo can explain is one line on stderr."""
-    from typer._click.exceptions import Abort, ClickException
-
     try:
         code = app(standalone_mode=False)
     except HpoError as error:
         _fail(str(error))
         code = error.exit_code
-    except ClickException as error:
+    except UsageError as error:
         error.show()
         code = 2
-    except (KeyboardInterrupt, Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code or 0)
 

@@ -20,6 +20,7 @@ from hpo.settings import STORED, Settings, check
 
 if TYPE_CHECKING:
     from rich.console import Console
+
     from storage.database import Database
 
 # `hpo worker` looks this often for the study that `hpo run` is to make.
@@ -160,7 +161,7 @@ def _stored_row(settings: Settings) -> Mapping[str, Any] | None:
     if db is None:
         return None
     try:
-        return db.get_study(settings.name)
+        return db.runs.study(settings.name)
     finally:
         db.close()
 
@@ -170,7 +171,8 @@ def _display(console: Console, spec: Mapping[str, Any], pool: Pool) -> Display:
     return make_display(console, goal, len(pool.slots))
 
 
-def _order(settings: Settings, spec: Mapping[str, Any]) -> dict[str, Any]:
+def order_of(settings: Settings, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a worker is told of a run, as JSON data."""
     return {**settings.order(spec), "storage": settings.storage, "home": str(settings.home),
             "data_dir": None if settings.data_dir is None else str(settings.data_dir)}
 
@@ -227,7 +229,7 @@ def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) 
     settings.home.mkdir(parents=True, exist_ok=True)
     storage.init(settings.storage)
     db = Database(settings.storage)
-    db.put_study(name=settings.name, module=settings.study, metric=spec["metric"],
+    db.runs.save_study(settings.name, module=settings.study, metric=spec["metric"],
                  direction=spec["direction"], epochs=settings.epochs,
                  settings={name: getattr(settings, name) for name in STORED},
                  space=spec["space"], data=dict(data))
@@ -275,7 +277,8 @@ def _say_result(course: phases.Course, seconds: float) -> None:
     course.show.say(report.verdict(found))
     for text in course.notes:
         course.show.say(text)
-    report.publish(course.db, found, course.settings.home)
-    folder = course.settings.home / "reports" / course.name
-    course.show.say(f"done in {duration(seconds)}; report: {folder / 'report.md'}; "
+    from hpo.ask import publish
+
+    path = publish(course.db, found, course.settings.home)
+    course.show.say(f"done in {duration(seconds)}; report: {path}; "
                     f"hpo dashboard shows every trial")

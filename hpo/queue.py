@@ -105,6 +105,8 @@ def close_lost(
     params: Mapping[str, Any] | None,
 ) -> bool:
     """End the ticket of a worker that is gone; return False when somebody else did so first."""
+    from optuna.trial import TrialState
+
     kind = reason.split(":")[0]
     back = back_after(kind, reason, ticket, params, max_retries)
     if ticket.trial_id is None:
@@ -112,7 +114,8 @@ def close_lost(
             return db.tickets.give_back(ticket.id, ticket.owner, reason, count=back[2])
         return db.tickets.finish(ticket.id, ticket.owner, "failed", reason)
     attrs = {"reason": reason, "ticket": ticket.idx, **_retry(ticket)}
-    return db.end_trial(ticket.id, ticket.owner, ticket.trial_id, "FAIL", None, attrs, back=back)
+    return db.end_trial(ticket.id, ticket.owner, ticket.trial_id, TrialState.FAIL, None, attrs,
+                        back=back)
 
 
 def _retry(ticket: Ticket) -> dict[str, Any]:

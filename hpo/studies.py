@@ -67,7 +67,7 @@ def phase_studies(db: Database, name: str) -> dict[str, str]:
 
 def known_names(db: Database) -> list[str]:
     """Return the names of all studies that hpo made."""
-    return sorted({row["name"] for row in db.list_studies()})
+    return sorted({row["name"] for row in db.runs.studies()})
 
 
 def require(db: Database, name: str) -> Mapping[str, Any]:
@@ -78,7 +78,7 @@ def require(db: Database, name: str) -> Mapping[str, Any]:
     """
     from hpo.spec import nearest
 
-    row = db.get_study(name)
+    row = db.runs.study(name)
     if row is None:
         known = known_names(db)
         there = f"there are: {', '.join(known)}" if known else "it holds no study yet"

@@ -24,6 +24,7 @@ from hpo.spec import Run, StudySpec
 
 if TYPE_CHECKING:
     from optuna import Study
+
     from storage.tickets import Claim, Ticket
 
 
@@ -255,6 +256,8 @@ class Tasks:
     def _close_trial(
         self, claim: Claim, ending: Ending, params: dict[str, Any] | None, log: Path, took: float
     ) -> None:
+        from optuna.trial import TrialState
+
         ticket, trial_id = claim.ticket, claim.trial_id
         assert trial_id is not None
         attrs = {**ending.attrs, "reason": ending.reason, "seed": ticket.payload["seed"],
@@ -267,8 +270,8 @@ class Tasks:
         if ending.state == "FAIL":
             back = back_after(ending.kind, ending.reason, ticket, params,
                               self.order["max_retries"])
-        ok = self.db.end_trial(ticket.id, self.owner, trial_id, ending.state, ending.value,
-                               finite(attrs), back=back)
+        ok = self.db.end_trial(ticket.id, self.owner, trial_id, TrialState[ending.state],
+                               ending.value, finite(attrs), back=back)
         if not ok:
             self.channel.send("note", text=f"trial {claim.number} of {ticket.study}: its lease "
                               f"ran out and others went on with it; this result is dropped")

@@ -1,0 +1,283 @@
+"""Questions about studies: where one stands, its best, its report, the registry.
+
+They read the database and load no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo import settings as s
+from hpo.errors import HpoError, InputError, NoResult
+from hpo.launch import open_existing
+from hpo.studies import require
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hpo.results import Results
+    from storage.database import Database
+
+
+@contextmanager
+def opened(home: Path, storage: str | None) -> Iterator[Database]:
+    """Open the database that the flags name.
+
+    Raises:
+        NoResult: where there is none yet.
+    """
+    url = s.storage_url(storage, home)
+    db = open_existing(url, home)
+    if db is None:
+        raise NoResult(f"there is no database {url.removeprefix('sqlite:///')} yet: "
+                       f"`hpo run --study digits` makes one (or name yours with --home "
+                       f"or --storage)")
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def _collected(db: Database, study: str) -> Results:
+    from hpo import results
+
+    require(db, study)
+    return results.collect(db, study)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_json(data: Any) -> None:
+    from hpo.report import strict
+
+    print(json.dumps(strict(data), allow_nan=False, ensure_ascii=False))
+
+
+def status(study: str, home: Path, storage: str | None, console: Console, *, as_json: bool) -> int:
+    """Print a study's phases: trials by state, tickets to come, and why trials ended early."""
+    with opened(home, storage) as db:
+        found = _collected(db, study)
+        tickets = {name: db.tickets.counts(phase.study) for name, phase in found.phases.items()}
+    if as_json:
+        _print_json({"study": study, "metric": found.metric,
+                     "direction": "maximize" if found.maximize else "minimize",
+                     "phases": {name: {**_phase_json(found, name), "tickets": tickets[name]}
+                                for name in found.phases}})
+        return 0
+    _say(console, f"study {study}: {'maximize' if found.maximize else 'minimize'} {found.metric}")
+    for name, phase in found.phases.items():
+        to_come = tickets[name].get("waiting", 0) + tickets[name].get("running", 0)
+        states = ", ".join(f"{n} {state}" for state, n in phase.states().items()) or "no trial"
+        _say(console, f"  {name:<9} {states}" + (f", {to_come} to come" if to_come else ""))
+        for reason, n in _reasons(found, name).items():
+            _say(console, f"            {n} x {reason}")
+    return 0
+
+
+def _phase_json(found: Results, name: str) -> dict[str, Any]:
+    phase = found.phases[name]
+    return {"study": phase.study, "states": phase.states(), "reasons": _reasons(found, name),
+            "trials": [{"number": t.number, "state": t.state, "value": t.value,
+                        "params": t.params, "reason": t.reason} for t in phase.trials]}
+
+
+def _reasons(found: Results, name: str) -> dict[str, int]:
+    """Return how often each reason ended a trial; an epoch's number makes no new reason."""
+    short = (f"{t.state} {t.reason.split(' at epoch')[0].splitlines()[0][:200]}"
+             for t in found.phases[name].trials if t.reason)
+    return dict(Counter(short).most_common())
+
+
+def best(
+    study: str, home: Path, storage: str | None, console: Console, *, rank: int, as_json: bool
+) -> int:
+    """Print the registered search result of a rank, or, before a confirmation, the best trial.
+
+    Raises:
+        NoResult: with the states and the commonest reason where no trial is COMPLETE.
+    """
+    if rank < 1:
+        raise InputError(f"--rank must be at least 1, got {rank}")
+    with opened(home, storage) as db:
+        found = _collected(db, study)
+        rows = registered(db, study, "search")
+    data = _registered_best(rows, rank, home) if rows else _best_trial(found, rank, home)
+    if as_json:
+        _print_json({"study": study, **data})
+        return 0
+    params = ", ".join(f"{name}={value!r}" for name, value in data["params"].items())
+    _say(console, f"{study}: trial {data['trial']}: {params}")
+    if data["confirmed"]:
+        _say(console, f"  {found.metric} {_mean(data['val_mean'], data['val_sd'])} on seeds "
+                      f"{', '.join(map(str, data['seeds']))}, {found.test_metric} "
+                      f"{_mean(data['test_mean'], data['test_sd'])}")
+    else:
+        _say(console, f"  {found.metric} {data['value']!r}, not confirmed on fresh seeds yet")
+    _say(console, f"  checkpoint: {data['checkpoint'] or 'none'} ({data['checkpoint_state']})")
+    return 0
+
+
+def _mean(mean: float | None, sd: float | None) -> str:
+    if mean is None:
+        return "not read"
+    return f"{mean:.4f}" + ("" if sd is None else f" (sd {sd:.4f})")
+
+
+def registered(db: Database, study: str, phase: str | None = None) -> list[dict[str, Any]]:
+    """Return a living study's registry rows, of one phase, by rank."""
+    rows = [row for row in db.registry.rows(study) if row.get("state") == "current"]
+    return sorted((row for row in rows if phase in (None, row["phase"])),
+                  key=lambda row: (row["phase"], row["rank"]))
+
+
+def _registered_best(rows: list[dict[str, Any]], rank: int, home: Path) -> dict[str, Any]:
+    row = next((row for row in rows if row["rank"] == rank), None)
+    if row is None:
+        raise NoResult(f"there is no registered result of rank {rank}; there are {len(rows)}")
+    kept = ("id", "phase", "rank", "trial", "params", "metric", "val_mean", "val_sd", "test_mean",
+            "test_sd", "seeds", "epochs_spent", "checkpoint")
+    return {"confirmed": True, **{name: row[name] for name in kept},
+            "checkpoint_state": checkpoint_state(home, row["checkpoint"])}
+
+
+def _best_trial(found: Results, rank: int, home: Path) -> dict[str, Any]:
+    ranked = sorted((t for phase in ("search", "grid", "lr-range") if phase in found.phases
+                     for t in found.phases[phase].trials if t.state == "COMPLETE"),
+                    key=lambda t: t.value or 0.0, reverse=found.maximize)
+    if not ranked:
+        raise NoResult(_no_complete(found))
+    if rank > len(ranked):
+        raise NoResult(f"there is no COMPLETE trial of rank {rank}; there are {len(ranked)}")
+    trial = ranked[rank - 1]
+    path = trial.attrs.get("checkpoint")
+    return {"confirmed": False, "rank": rank, "trial": trial.number, "params": trial.params,
+            "value": trial.value, "checkpoint": path,
+            "checkpoint_state": checkpoint_state(home, path)}
+
+
+def _no_complete(found: Results) -> str:
+    states = Counter(t.state for phase in found.phases.values() for t in phase.trials)
+    counts = ", ".join(f"{state}: {n}" for state, n in states.items()) or "no trial yet"
+    reasons = Counter(t.reason for phase in found.phases.values() for t in phase.trials
+                      if t.reason)
+    why = f"; most often: {reasons.most_common(1)[0][0].splitlines()[0][:300]}" if reasons else ""
+    return f"study '{found.name}' has no COMPLETE trial ({counts}){why}"
+
+
+def checkpoint_state(home: Path, path: str | None) -> str:
+    """Return `none`, `missing`, `damaged` or `kept`; a look at the file's start, not its weights."""
+    if not path:
+        return "none"
+    file = home / path
+    if not file.is_file():
+        return "missing"
+    with file.open("rb") as stream:
+        # torch.save writes a zip archive.
+        return "kept" if stream.read(4) == b"PK\x03\x04" else "damaged"
+
+
+def report(study: str, home: Path, storage: str | None, console: Console, *, as_json: bool) -> int:
+    """Write the report and put it where the dashboard shows it."""
+    from hpo import report as reports
+
+    with opened(home, storage) as db:
+        found = _collected(db, study)
+        path = publish(db, found, home)
+    if as_json:
+        print(reports.to_json(found))
+    else:
+        _say(console, reports.verdict(found))
+        _say(console, f"report: {path}")
+    return 0
+
+
+def publish(db: Database, found: Results, home: Path) -> Path:
+    """Write a study's report into the home folder and into the dashboard; return its path."""
+    from hpo import report as reports
+
+    folder = home / "reports" / found.name
+    path = reports.write(found, folder)
+    reports.note(db, found, home, folder)
+    return path
+
+
+def registry_list(
+    study: str | None, home: Path, storage: str | None, console: Console, *, as_json: bool
+) -> int:
+    """Print the registered results of all studies or of one."""
+    from rich.table import Table
+
+    with opened(home, storage) as db:
+        rows = list(db.registry.rows(study) if study else db.registry.rows())
+    if as_json:
+        _print_json(rows)
+        return 0
+    if not rows:
+        _say(console, "nothing is registered yet: the phase confirm of `hpo run` does it")
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "study", "from", "metric", "validation", "test", "epochs", "made"):
+        table.add_column(column, justify="right" if column in ("validation", "test", "epochs")
+                         else "left")
+    for row in rows:
+        origin = f"search #{row['rank']}" if row["phase"] == "search" else row["phase"]
+        gone = "" if row["state"] == "current" else f" ({row['state']})"
+        table.add_row(row["id"][:8], row["study"] + gone, origin, row["metric"],
+                      _mean(row["val_mean"], row["val_sd"]),
+                      _mean(row["test_mean"], row["test_sd"]), str(row["epochs_spent"]),
+                      f"{row['created_at']:%Y-%m-%d %H:%M}")
+    console.print(table, highlight=False)
+    return 0
+
+
+def registry_show(
+    row_id: str, home: Path, storage: str | None, console: Console, *, as_json: bool
+) -> int:
+    """Print all of one registered result.
+
+    Raises:
+        InputError: where no row, or more than one, starts with these characters.
+    """
+    with opened(home, storage) as db:
+        found = [row for row in db.registry.rows() if row["id"].startswith(row_id)]
+    if len(found) != 1:
+        raise InputError(f"registry row '{row_id}': {len(found)} rows start so; "
+                         f"`hpo registry list` shows the ids")
+    if as_json:
+        _print_json(found[0])
+        return 0
+    for name, value in found[0].items():
+        _say(console, f"{name + ':':<18} {_shown(value)}")
+    return 0
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, Mapping)):
+        return json.dumps(value, default=str, ensure_ascii=False)
+    return "-" if value is None else str(value)
+
+
+def delete(study: str, home: Path, storage: str | None, console: Console) -> int:
+    """Delete a study's trials, tickets, checkpoints and logs; registry rows stay, marked.
+
+    Raises:
+        HpoError: while a run of the study is on.
+    """
+    with opened(home, storage) as db:
+        require(db, study)
+        if db.tickets.running(study):
+            raise HpoError(f"study '{study}' has running trials: stop its run first "
+                           f"(or, if its machine is gone, `hpo run` closes them)")
+        db.delete(study)
+    for folder in ("artifacts", "logs", "reports"):
+        shutil.rmtree(home / folder / study, ignore_errors=True)
+    _say(console, f"study {study} is deleted; its registry rows stay, marked so")
+    return 0
