@@ -1,0 +1,347 @@
+"""The report of a study: end table, Markdown with pictures, JSON, and the dashboard's note.
+
+All of it is made from `hpo.results` alone. Scores of fresh seeds are the result; what the search
+itself saw is only ever shown as the history that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.importance import importance
+from hpo.results import PHASES, Phase, Results, Scores, Trial, best_so_far
+from hpo.space import plain
+from hpo.verdict import Row, compare, count, number, summary, verdict
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from storage import Database
+
+__all__ = ["importance", "note", "plain_table", "summary", "summary_table", "to_json", "verdict",
+           "write"]
+
+_N_BEST = 5
+_MAX_CELL = 140
+# Settings that change what a run finds, and their flags.
+_FLAGS = {
+    "n_trials": "--n-trials", "epochs": "--epochs", "seed": "--seed", "sampler": "--sampler",
+    "pruner": "--pruner", "prune_startup": "--prune-startup", "prune_warmup": "--prune-warmup",
+    "top_k": "--top-k", "confirm_seeds": "--confirm-seeds", "data_fraction": "--data-fraction",
+}
+
+
+# The end table
+
+
+def _head(results: Results) -> list[str]:
+    return ["", "trial", results.metric, results.test_metric, "seeds", "trials", "epochs",
+            "passed grid after"]
+
+
+def _cells(row: Row) -> list[str]:
+    if row.val is None and row.trial is None and not row.n_trials:
+        return [row.label, "not run", "", "", "", "0", count(row.n_epochs), ""]
+    passed = "" if row.passed_grid_after is None else f"{count(row.passed_grid_after)} epochs"
+    if row.source == "search" and not passed:
+        passed = "never"
+    return [
+        row.label, "" if row.trial is None else f"#{row.trial}",
+        "not confirmed" if row.val is None else _score(row.val),
+        "-" if row.test is None else _score(row.test),
+        str(row.val.n) if row.val else "", str(row.n_trials), count(row.n_epochs), passed,
+    ]
+
+
+def _score(scores: Scores) -> str:
+    return number(scores.mean) + ("" if scores.sd is None else f" ± {number(scores.sd)}")
+
+
+def _rows(results: Results) -> list[list[str]]:
+    rows = [_cells(row) for row in summary(results)]
+    if results.best("grid") is None:
+        # Nothing to pass: neither a number nor "never" would be true.
+        rows[0][-1] = ""
+    return rows
+
+
+def summary_table(results: Results) -> Table:
+    """Return the end table for a terminal."""
+    from rich.table import Table
+
+    table = Table(title=f"{results.name}: mean ± sd over fresh seeds", title_justify="left")
+    for i, name in enumerate(_head(results)):
+        table.add_column(name, justify="left" if i < 2 else "right")
+    for cells in _rows(results):
+        table.add_row(*cells, style="bold" if cells[0] == "search" else None)
+    return table
+
+
+def plain_table(results: Results) -> str:
+    """Return the end table as aligned plain text, for a pipe or a log."""
+    rows = [_head(results), *_rows(results)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w)
+                  for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in rows)
+
+
+# Markdown
+
+
+def write(results: Results, folder: Path) -> Path:
+    """Write report.md, report.json and the pictures into a folder; return the path of report.md.
+
+    What an earlier report left there is replaced, a picture without data any more removed.
+    """
+    from hpo import plots
+
+    folder = Path(folder)
+    pictures = plots.draw_all(results, folder, importance(results)["importance"])
+    _put(folder / "report.json", to_json(results))
+    path = folder / "report.md"
+    _put(path, markdown(results, {picture.name: picture.name for picture in pictures}))
+    return path
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a file aside and rename it, so that a reader never finds half of it."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def markdown(results: Results, links: Mapping[str, str]) -> str:
+    """Return the report as Markdown; `links` gives the address of each picture that exists."""
+    parts = [
+        f"# {results.name}", f"**{verdict(results)}**",
+        "## Result", _table(_head(results), _rows(results)), _reading(results),
+        *_params(results), *_pictures(results, links), *_best_trials(results),
+        *_endings(results), *_costs(results), *_versions(results), *_repeat(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [list(head), ["---"] * len(head), *map(list, rows)]
+    return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |"
+                     for line in lines)
+
+
+def _reading(results: Results) -> str:
+    better = "More" if results.maximize else "Less"
+    return (f"{better} is better. Scores are mean ± sd over fresh seeds, each a training of its "
+            f"own; the test split was read for these alone. Epochs are those spent on finding the "
+            f"params, pruned and failed trials included; confirming is counted below.")
+
+
+def _params(results: Results) -> list[str]:
+    rows = [row for row in summary(results) if row.params]
+    names = list(dict.fromkeys(name for row in rows for name in row.params))
+    if not names:
+        return []
+    cells = [[row.label, *(_value(row.params.get(name, "")) for name in names)] for row in rows]
+    return ["## Params", _table(["", *names], cells)]
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _pictures(results: Results, links: Mapping[str, str]) -> list[str]:
+    parts = []
+    for name, (title, alt, missing) in _ABOUT.items():
+        parts.append(f"## {title}")
+        if name in links:
+            parts.append(f"![{alt}]({links[name]})")
+        elif name == "importance.png":
+            parts.append(f"No picture: {importance(results).get('why', missing)}.")
+        else:
+            parts.append(f"No picture: {missing}.")
+    return parts
+
+
+_ABOUT = {
+    "progress.png": ("Best so far", "Best validation score over the epochs spent by each phase",
+                     "no trial is COMPLETE yet"),
+    "curves.png": ("Learning curves", "Validation score of each trial over its epochs",
+                   "no trial has reported an epoch yet"),
+    "lr_range.png": ("LR range test", "Training loss over the learning rate, with the pick",
+                     "there was no LR range test"),
+    "importance.png": ("Importance of the params", "Share of each param in the search's result",
+                       "not enough data"),
+}
+
+
+def _best_trials(results: Results) -> list[str]:
+    trials = [t for t in results.phase("search").trials if t.score is not None]
+    if not trials:
+        return []
+    trials.sort(key=lambda t: -t.score if results.maximize else t.score)  # type: ignore[operator]
+    names = list(dict.fromkeys(name for t in trials[:_N_BEST] for name in t.params))
+    rows = [[f"#{t.number}", number(t.score or 0.0),
+             *(_value(t.params.get(name, "")) for name in names)] for t in trials[:_N_BEST]]
+    return ["## What the search liked best",
+            "One seed each and picked for being high, so these flatter; see the result above."
+            if results.maximize else
+            "One seed each and picked for being low, so these flatter; see the result above.",
+            _table(["trial", results.metric, *names], rows)]
+
+
+def _endings(results: Results) -> list[str]:
+    rows = [[phase, str(n), state, _code(kind), _code(_example(results.phase(phase), state, kind))]
+            for phase in PHASES
+            for (state, kind), n in _ends(results.phase(phase)).items()]
+    if not rows:
+        return []
+    return ["## How trials ended", _table(["phase", "trials", "state", "reason", "for example"],
+                                          rows)]
+
+
+def _ends(phase: Phase) -> dict[tuple[str, str], int]:
+    counted: dict[tuple[str, str], int] = {}
+    for trial in phase.trials:
+        key = (trial.state, trial.kind if trial.state != "COMPLETE" else "")
+        counted[key] = counted.get(key, 0) + 1
+    return dict(sorted(counted.items(), key=lambda item: -item[1]))
+
+
+def _example(phase: Phase, state: str, kind: str) -> str:
+    said = [t for t in phase.trials if t.state == state and t.kind == kind and t.reason]
+    return f"#{said[-1].number}: {said[-1].reason}" if said and state != "COMPLETE" else ""
+
+
+def _code(text: str) -> str:
+    """Return text that Markdown leaves alone: a traceback's <module> is no HTML."""
+    line = " ".join(text.replace("`", "'").split())
+    return f"`{line[:_MAX_CELL]}`" if line else ""
+
+
+def _costs(results: Results) -> list[str]:
+    begun = [results.phase(phase) for phase in PHASES if results.phases.get(phase)]
+    if not begun:
+        return []
+    rows = [[p.name, str(p.n_trials), "" if p.n_planned is None else str(p.n_planned),
+             count(p.n_epochs), _duration(p.duration_s)] for p in begun]
+    rows.append(["all", str(sum(p.n_trials for p in begun)), "",
+                 count(sum(p.n_epochs for p in begun)), ""])
+    return ["## What it cost", _table(["phase", "trials", "planned", "epochs", "time"], rows)]
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes \
+        else f"{seconds:.1f} s"
+
+
+def _versions(results: Results) -> list[str]:
+    if not results.registry:
+        return []
+    row = results.registry[0]
+    versions = row.get("versions") or {}
+    said = {**(versions if isinstance(versions, Mapping) else {"versions": versions}),
+            "device": row.get("device"), "git commit": row.get("git_commit"),
+            "data fingerprint": row.get("data_fingerprint")}
+    rows = [[str(name), _code(str(value))] for name, value in said.items() if value]
+    return ["## Made with", _table(["", ""], rows)] if rows else []
+
+
+def _repeat(results: Results) -> list[str]:
+    module = (results.module or results.name).split(".")[-1]
+    words = ["hpo run", f"--study {module}"]
+    if module != results.name:
+        words.append(f"--name {results.name}")
+    words += [f"{flag} {results.settings[key]}" for key, flag in _FLAGS.items()
+              if results.settings.get(key) is not None]
+    return ["## How to repeat it", "In a fresh home or under another `--name`:",
+            f"```\n{' '.join(words)}\n```"]
+
+
+# JSON
+
+
+def to_json(results: Results) -> str:
+    """Return all of it as strict JSON: floats to their last digit, null for NaN and infinity."""
+    phases = {name: _phase_data(results, phase) for name, phase in results.phases.items()}
+    data = {
+        "name": results.name, "metric": results.metric, "test_metric": results.test_metric,
+        "direction": "maximize" if results.maximize else "minimize", "epochs": results.epochs,
+        "verdict": verdict(results),
+        "summary": [{**asdict(row), "val": _scores_data(row.val), "test": _scores_data(row.test)}
+                    for row in summary(results)],
+        "comparisons": [{**asdict(c), "outcome": c.outcome} for c in compare(results)],
+        **importance(results),
+        "phases": phases,
+        "candidates": [{**asdict(c), "val": _scores_data(c.val), "test": _scores_data(c.test)}
+                       for c in results.candidates],
+        "lr_range": asdict(results.sweep) if results.sweep else None,
+        "registry": list(results.registry), "settings": results.settings, "data": results.data,
+    }
+    return json.dumps(strict(data), allow_nan=False, indent=1, ensure_ascii=False)
+
+
+def _phase_data(results: Results, phase: Phase) -> dict[str, Any]:
+    return {
+        "study": phase.study, "n_trials": phase.n_trials, "n_planned": phase.n_planned,
+        "n_epochs": phase.n_epochs, "duration_s": phase.duration_s, "states": phase.states(),
+        "best_so_far": best_so_far(results, phase.name) if phase.name != "confirm" else [],
+        "trials": [_trial_data(trial) for trial in phase.trials],
+    }
+
+
+def _trial_data(trial: Trial) -> dict[str, Any]:
+    return {"number": trial.number, "state": trial.state, "value": trial.value,
+            "params": trial.params, "reason": trial.reason, "n_epochs": trial.n_epochs,
+            "curve": trial.curve, "started_at": trial.started_at, "ended_at": trial.ended_at,
+            "attrs": trial.attrs}
+
+
+def _scores_data(scores: Scores | None) -> dict[str, Any] | None:
+    if scores is None:
+        return None
+    return {"n": scores.n, "mean": scores.mean, "sd": scores.sd, "by_seed": scores.by_seed}
+
+
+def strict(value: Any) -> Any:
+    """Return a value as JSON can hold it exactly; what JSON does not know becomes its text."""
+    value = plain(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [strict(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+# The dashboard's note
+
+
+def note(db: Database, results: Results, home: Path, folder: Path | None = None) -> None:
+    """Put the report where optuna-dashboard shows it: as the study's note, with its pictures.
+
+    Pictures are the study's artifacts; they and the checkpoints of the best trials replace those
+    of an earlier report. `folder` is where `write` put the report (`home`/reports/NAME).
+    """
+    from hpo import attachments
+
+    begun = [phase for phase in ("search", "grid", "lr-range", "confirm")
+             if phase in results.phases]
+    if not begun:
+        return
+    folder = folder or Path(home) / "reports" / results.name
+    links = attachments.pictures(db, results.phase(begun[0]).study, Path(home), folder)
+    attachments.checkpoints(db, results, Path(home))
+    attachments.save_note(db, results.phase(begun[0]).study, markdown(results, links))

@@ -1,0 +1,348 @@
+"""What a study has found so far, read out of storage into frozen values.
+
+Tables, pictures, sentences and JSON are all made from these values and from nothing else, so that
+they cannot disagree, and so that each of them can be tested without a database.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from hpo.errors import NoResult
+
+if TYPE_CHECKING:
+    import optuna
+
+    from storage import Database
+
+PHASES = ("lr-range", "grid", "search", "confirm")
+# What gets confirmed and registered, in the order of every table.
+SOURCES = ("search", "grid", "lr-range", "default")
+ENDED = ("COMPLETE", "PRUNED", "FAIL")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One Optuna trial; `curve` holds (epoch, value) of each epoch that was reported."""
+
+    number: int
+    state: str
+    value: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    curve: tuple[tuple[int, float], ...] = ()
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    distributions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_epochs(self) -> int:
+        """Epochs this trial has spent, however it ended."""
+        return max(len(self.curve), int(self.attrs.get("n_epochs") or 0))
+
+    @property
+    def score(self) -> float | None:
+        """The value of a COMPLETE trial that is a finite number, else None."""
+        ok = self.state == "COMPLETE" and self.value is not None and math.isfinite(self.value)
+        return self.value if ok else None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def kind(self) -> str:
+        """The reason without its details: `error`, `oom`, `median`, `diverged` ..."""
+        return self.reason.split(":")[0].split(" at epoch")[0].strip()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The LR range sweep: learning rates, losses and the pick, if there was a sensible one."""
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...] = ()
+    pick: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    epochs: float = 0.0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase's Optuna study; `n_planned` counts its tickets, None where it has none."""
+
+    name: str
+    study: str
+    trials: tuple[Trial, ...] = ()
+    n_planned: int | None = None
+    sweep_epochs: float = 0.0
+
+    @property
+    def n_epochs(self) -> float:
+        """Epochs spent, those of pruned and failed trials and of a sweep included."""
+        return sum(trial.n_epochs for trial in self.trials) + self.sweep_epochs
+
+    @property
+    def n_trials(self) -> int:
+        """Ended trials; a trial and its retries count once."""
+        retried = {trial.attrs.get("retry_of") for trial in self.trials if trial.ended}
+        return sum(trial.ended and trial.number not in retried for trial in self.trials)
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from the first start to the last end, or None before any trial ended."""
+        starts = [trial.started_at for trial in self.trials if trial.started_at]
+        ends = [trial.ended_at for trial in self.trials if trial.ended_at]
+        return (max(ends) - min(starts)).total_seconds() if starts and ends else None
+
+    def states(self) -> dict[str, int]:
+        """Return how many trials are in each state, the commonest first."""
+        return dict(Counter(trial.state for trial in self.trials).most_common())
+
+    def reasons(self) -> dict[tuple[str, str], int]:
+        """Return counts by (state, reason without details) of the trials that have a reason."""
+        counted = Counter((t.state, t.kind) for t in self.trials if t.reason)
+        return dict(counted.most_common())
+
+    def by_end(self) -> list[Trial]:
+        """Return the ended trials in the order in which they ended."""
+        late = datetime.max.replace(tzinfo=UTC)
+        return sorted((t for t in self.trials if t.ended),
+                      key=lambda t: (t.ended_at or late, t.number))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One candidate's scores on fresh seeds: seed -> score."""
+
+    by_seed: Mapping[int, float]
+
+    @property
+    def n(self) -> int:
+        return len(self.by_seed)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.by_seed.values())
+
+    @property
+    def sd(self) -> float | None:
+        """The sample standard deviation, None for a single seed."""
+        return statistics.stdev(self.by_seed.values()) if self.n > 1 else None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What was trained again on fresh seeds: `search#1`, `grid`, `lr-range` or `default`.
+
+    `trials` are the numbers of its trials in the phase confirm; candidates with the same params
+    share them.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    source_trial: int | None = None
+    val: Scores | None = None
+    test: Scores | None = None
+    trials: tuple[int, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return self.name.split("#")[0]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a report of one study says."""
+
+    name: str
+    metric: str
+    maximize: bool
+    epochs: int | None = None
+    module: str | None = None
+    phases: Mapping[str, Phase] = field(default_factory=dict)
+    candidates: tuple[Candidate, ...] = ()
+    registry: tuple[Mapping[str, Any], ...] = ()
+    sweep: Sweep | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def test_metric(self) -> str:
+        """The test split's name of the study's metric."""
+        return on_test(self.metric)
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Return whether a score beats another; any score beats None."""
+        return than is None or (value > than if self.maximize else value < than)
+
+    def phase(self, name: str) -> Phase:
+        """Return a phase, an empty one where it has not begun."""
+        return self.phases.get(name) or Phase(name, study_of(self.name, name))
+
+    def best(self, phase: str) -> Trial | None:
+        """Return a phase's best COMPLETE trial, the earliest of equals, or None."""
+        best: Trial | None = None
+        for trial in self.phase(phase).trials:
+            if trial.score is not None and self.better(trial.score, best and best.score):
+                best = trial
+        return best
+
+    def candidate(self, source: str) -> Candidate | None:
+        """Return the source's candidate with the best confirmation mean, or None."""
+        best: Candidate | None = None
+        for candidate in self.candidates:
+            if candidate.source != source or candidate.val is None:
+                continue
+            if self.better(candidate.val.mean, best and best.val and best.val.mean):
+                best = candidate
+        return best
+
+
+def study_of(name: str, phase: str) -> str:
+    """Return the Optuna study that holds a phase."""
+    return name if phase == "search" else f"{name}/{phase}"
+
+
+def on_test(metric: str) -> str:
+    """Return the test split's name of a metric: `val_accuracy` -> `test_accuracy`."""
+    return "test_" + metric.removeprefix("val_")
+
+
+def best_so_far(results: Results, phase: str) -> list[tuple[float, float]]:
+    """Return (epochs spent, best value) at each improvement, in the order in which trials ended.
+
+    A sweep's epochs are spent before its phase's first trial.
+    """
+    spent = results.phase(phase).sweep_epochs
+    best: float | None = None
+    steps = []
+    for trial in results.phase(phase).by_end():
+        spent += trial.n_epochs
+        if trial.score is not None and results.better(trial.score, best):
+            best = trial.score
+            steps.append((spent, best))
+    return steps
+
+
+def epochs_to_pass(results: Results, baseline: str, phase: str = "search") -> float | None:
+    """Return the epochs a phase spent until its best value passed a baseline's best, or None."""
+    bar = results.best(baseline)
+    if bar is None or bar.score is None:
+        return None
+    return next((spent for spent, value in best_so_far(results, phase)
+                 if results.better(value, bar.score)), None)
+
+
+
+def collect(db: Database, name: str) -> Results:
+    """Read one study, all its phases, its tickets and its registry rows.
+
+    Raises:
+        NoResult: where the database holds no study of that name.
+    """
+    known = {study.study_name: study for study in db.studies.get_all_studies()}
+    phases = {phase: _phase(db, known[study_of(name, phase)], phase)
+              for phase in PHASES if study_of(name, phase) in known}
+    stored = db.runs.study(name) or {}
+    if not phases and not stored:
+        raise _unknown(name, sorted({str(study).split("/")[0] for study in known}))
+    metric = stored.get("metric") or "value"
+    sweep = next((_sweep(t.result) for t in db.tickets.list(study_of(name, "lr-range"))
+                  if t.kind == "sweep" and t.result), None)
+    if sweep and "lr-range" in phases:
+        phases["lr-range"] = replace(phases["lr-range"], sweep_epochs=sweep.epochs)
+    registry = tuple(map(dict, db.registry.rows(name)))
+    return Results(
+        name=name, metric=metric, maximize=_maximizes(stored, known.get(name)),
+        epochs=stored.get("epochs"), module=stored.get("module"), phases=phases,
+        candidates=from_registry(registry, metric) or _from_trials(phases.get("confirm")),
+        registry=registry, sweep=sweep, settings=stored.get("settings") or {},
+        data=stored.get("data") or {},
+    )
+
+
+def _unknown(name: str, known: list[str]) -> NoResult:
+    return NoResult(f"study '{name}' is not in this database "
+                    f"(there {'are: ' + ', '.join(known) if known else 'is no study yet'})")
+
+
+def _maximizes(stored: Mapping[str, Any], study: Any) -> bool:
+    if stored.get("direction"):
+        return str(stored["direction"]).lower().startswith("max")
+    return study is not None and study.directions[0].name == "MAXIMIZE"
+
+
+def _phase(db: Database, study: Any, phase: str) -> Phase:
+    trials = db.studies.get_all_trials(study._study_id, deepcopy=False)
+    tickets = [t for t in db.tickets.list(study.study_name) if t.kind == "trial"]
+    return Phase(phase, study.study_name, tuple(map(from_optuna, trials)), len(tickets) or None)
+
+
+def from_optuna(trial: optuna.trial.FrozenTrial) -> Trial:
+    """Return an Optuna trial as plain values; its naive times are this machine's local ones."""
+    # `.values` raises nothing where a trial has none; `.value` does for several objectives.
+    value = trial.values[0] if trial.values else None
+    return Trial(
+        number=trial.number, state=trial.state.name, value=value, params=dict(trial.params),
+        reason=str(trial.user_attrs.get("reason") or ""),
+        curve=tuple(sorted(trial.intermediate_values.items())),
+        started_at=_aware(trial.datetime_start), ended_at=_aware(trial.datetime_complete),
+        attrs=dict(trial.user_attrs), distributions=dict(trial.distributions),
+    )
+
+
+def _aware(when: datetime | None) -> datetime | None:
+    return when.astimezone(UTC) if when else None
+
+
+def _sweep(result: Mapping[str, Any]) -> Sweep:
+    known = {name: result[name] for name in Sweep.__dataclass_fields__ if name in result}
+    for name in ("rates", "losses", "smoothed"):
+        known[name] = tuple(known.get(name) or ())
+    return Sweep(**known)
+
+
+def from_registry(rows: Iterable[Mapping[str, Any]], metric: str) -> tuple[Candidate, ...]:
+    """Return the candidates that were registered, each with its scores by seed."""
+    return tuple(_registered(row, metric) for row in rows if row.get("scores"))
+
+
+def _registered(row: Mapping[str, Any], metric: str) -> Candidate:
+    runs = row["scores"]
+    val = _by_seed((run["seed"], run.get("val")) for run in runs)
+    tests = _by_seed((run["seed"], (run.get("test_metrics") or {}).get(on_test(metric)))
+                     for run in runs)
+    name = f"search#{row['rank']}" if row["phase"] == "search" else row["phase"]
+    return Candidate(name, params=row.get("params") or {}, source_trial=row.get("trial"),
+                     val=val, test=tests, trials=tuple(run["trial"] for run in runs))
+
+
+def _by_seed(pairs: Iterable[tuple[Any, Any]]) -> Scores | None:
+    found = {int(seed): float(value) for seed, value in pairs
+             if isinstance(value, (int, float)) and math.isfinite(value)}
+    return Scores(found) if found else None
+
+
+def _from_trials(confirm: Phase | None) -> tuple[Candidate, ...]:
+    """Return the candidates of a confirmation that has not come to its end yet."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in confirm.trials if confirm else ():
+        if trial.attrs.get("candidate"):
+            groups.setdefault(trial.attrs["candidate"], []).append(trial)
+    return tuple(
+        Candidate(name, params=trials[0].params, source_trial=trials[0].attrs.get("source_trial"),
+                  val=_by_seed((t.attrs.get("seed", t.number), t.score) for t in trials),
+                  trials=tuple(t.number for t in trials))
+        for name, trials in groups.items())

@@ -1,0 +1,128 @@
+"""What a study has found is read out of storage as it was written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import study_samples as samples
+
+from hpo.errors import NoResult
+from hpo.results import Phase, Trial, best_so_far, collect, epochs_to_pass
+
+
+@pytest.fixture
+def db(tmp_path):
+    db = samples.stored(tmp_path)
+    yield db
+    db.close()
+
+
+def test_collecting_returns_what_was_stored(db):
+    found, wanted = collect(db, "toy"), samples.results()
+    assert (found.metric, found.maximize, found.epochs) == ("val_accuracy", True, 8)
+    for name, phase in wanted.phases.items():
+        read = found.phase(name)
+        assert [t.state for t in read.trials] == [t.state for t in phase.trials]
+        assert [t.value for t in read.trials] == [t.value for t in phase.trials]
+        assert [t.curve for t in read.trials] == [t.curve for t in phase.trials]
+        assert [t.reason for t in read.trials] == [t.reason for t in phase.trials]
+
+
+def test_registered_candidates_keep_their_scores_by_seed(db):
+    found = {c.name: c for c in collect(db, "toy").candidates}
+    for wanted in samples.results().candidates:
+        assert found[wanted.name].val == wanted.val
+        assert found[wanted.name].test == wanted.test
+
+
+def test_a_sweep_is_read_from_its_ticket_and_its_epochs_are_counted(db):
+    from storage import NewTicket
+
+    db.tickets.write("toy", "toy/lr-range", "sweep", [NewTicket(0)])
+    claim = db.tickets.claim("toy", "me", "here", 1, 60)
+    sweep = samples.sweep()
+    db.tickets.finish(claim.ticket.id, "me", "done", result={
+        "rates": list(sweep.rates), "losses": list(sweep.losses), "smoothed": [], "pick": 0.01,
+        "low": 0.001, "high": 0.1, "reason": "steep", "n_steps": 100, "epochs": 0.5})
+    found = collect(db, "toy")
+    assert found.sweep and found.sweep.pick == 0.01 and found.sweep.losses == sweep.losses
+    assert found.phase("lr-range").n_epochs == found.phase("lr-range").trials[0].n_epochs + 0.5
+
+
+def test_planned_trials_are_the_tickets_of_the_phase(db):
+    from storage import NewTicket
+
+    db.tickets.write("toy", "toy", "trial", [NewTicket(i) for i in range(7)])
+    assert collect(db, "toy").phase("search").n_planned == 7
+
+
+def test_a_study_that_is_not_there_is_told_with_those_that_are(db):
+    with pytest.raises(NoResult, match="study 'tory' is not in this database .there are: toy"):
+        collect(db, "tory")
+
+
+def test_a_confirmation_without_registry_rows_is_read_from_its_trials(tmp_path):
+    trials = tuple(Trial(i, "COMPLETE", 0.9 + i / 100, {"lr": 0.1}, curve=((0, 0.5),),
+                         attrs={"candidate": "grid", "seed": 10 + i, "source_trial": 4})
+                   for i in range(3))
+    sample = samples.results(candidates=())
+    phases = {**sample.phases, "confirm": Phase("confirm", "toy/confirm", trials)}
+    db = samples.stored(tmp_path, sample=samples.results(candidates=(), phases=phases))
+    (found,) = collect(db, "toy").candidates
+    db.close()
+    assert (found.name, found.source_trial) == ("grid", 4)
+    assert found.val and dict(found.val.by_seed) == {10: 0.9, 11: 0.91, 12: 0.92}
+
+
+def test_floats_come_back_with_all_their_digits(db):
+    """C06: nothing is rounded on the way."""
+    read = collect(db, "toy").phase("search").trials
+    wanted = samples.results().phase("search").trials
+    assert [t.params["lr"].hex() for t in read] == [t.params["lr"].hex() for t in wanted]
+
+
+def test_epochs_spent_count_those_of_pruned_and_failed_trials():
+    phase = Phase("search", "s", (
+        Trial(0, "COMPLETE", 1.0, curve=((0, 1.0), (1, 1.0))),
+        Trial(1, "PRUNED", 1.0, curve=((0, 1.0),)),
+        Trial(2, "FAIL", attrs={"n_epochs": 3})), sweep_epochs=0.5)
+    assert phase.n_epochs == 6.5
+
+
+def test_a_retried_trial_counts_once():
+    phase = Phase("search", "s", (
+        Trial(0, "FAIL", reason="worker lost"), Trial(1, "COMPLETE", 1.0, attrs={"retry_of": 0})))
+    assert phase.n_trials == 1
+
+
+def test_best_so_far_follows_the_order_in_which_trials_ended():
+    a, b = samples.trials(2, 0.9, prune=False)
+    late = Trial(0, "COMPLETE", 0.5, curve=a.curve, ended_at=b.ended_at)
+    early = Trial(1, "COMPLETE", 0.4, curve=b.curve, ended_at=a.ended_at)
+    found = samples.results(search=(late, early))
+    assert best_so_far(found, "search") == [(8, 0.4), (16, 0.5)]
+
+
+def test_an_infinite_value_is_never_the_best():
+    """C19."""
+    trials = [Trial(i, "COMPLETE", v) for i, v in enumerate((float("inf"), 1.0, 2.0))]
+    for maximize, best in ((True, 2), (False, 1)):
+        found = samples.results(search=trials, maximize=maximize).best("search")
+        assert found and found.number == best
+
+
+def test_epochs_to_pass_are_none_where_the_search_never_passed_or_nothing_is_to_pass():
+    low = [Trial(0, "COMPLETE", 0.1, curve=((0, 0.1),))]
+    assert epochs_to_pass(samples.results(search=low), "grid") is None
+    assert epochs_to_pass(samples.results(phases={}), "grid") is None
+    assert epochs_to_pass(samples.results(), "grid") is not None
+
+
+def test_importing_reports_loads_neither_torch_nor_optuna_nor_matplotlib():
+    code = ("import sys, hpo.report, hpo.results, hpo.plots, hpo.dashboard, hpo.attachments\n"
+            "print(sorted({'torch', 'optuna', 'matplotlib', 'scipy', 'rich', 'sqlalchemy'} "
+            "& set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
