@@ -44,7 +44,7 @@ def folder_arrays(folder: Path, size: int, mode: str) -> Arrays:
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise DataError(f"image folder {folder}: no such folder; give one with --data-dir DIR that "
+        raise DataError(f"image folder {folder}: no such folder; give one with --data-dir that "
                         f"holds train/<class>/ and test/<class>/, or <class>/ alone; "
                         f"`hpo run --study digits` needs no data")
     split = (folder / "train").is_dir()

@@ -151,8 +151,8 @@ class Trainer:
         self.recipe, self.run, self.metric, self.maximize = recipe, run, metric, maximize
         self.device = device_of(run)
         self.data = load(recipe, run, self.device)
-        self._random = PrivateRandom(run.seed, self.device)
-        with self._random:
+        self.random = PrivateRandom(run.seed, self.device)
+        with self.random:
             self.model = make_model(recipe, self.data, self.device)
         self.optimizer = recipe.optimizer.make(self.model.parameters())
         self._order = _generator(self.data.train.device, run.seed)
@@ -185,7 +185,7 @@ class Trainer:
         rates = self.recipe.schedule.rates(per_epoch * self.run.epochs, self.recipe.optimizer.lr)
         try:
             for epoch in range(self.run.epochs):
-                with self._random:
+                with self.random:
                     metrics = self._epoch(rates[epoch * per_epoch:(epoch + 1) * per_epoch])
                     if self._improves(metrics):
                         self._best.keep(epoch, metrics)
@@ -334,7 +334,7 @@ def prepare(recipe: Recipe, run: Run) -> dict[str, Any]:
     trainer = Trainer(recipe, run)
     data = trainer.data
     try:
-        with trainer._random:
+        with trainer.random:
             _try_model(trainer)
         return {"n_train": len(data.train), "n_val": len(data.val),
                 "n_test": 0 if data.test is None else len(data.test),
