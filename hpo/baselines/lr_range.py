@@ -77,9 +77,10 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> LRSuggestion:
     """Return the rate of steepest descent of a sweep, or none with the reason.
 
     Losses may be fewer than rates (a sweep that stopped) and are read up to the first that is
-    not finite. Lone spikes are set to their neighbours' median; the curve is smoothed over log rates by
-    local lines (no lag, unlike a moving average); what follows its blow-up is not looked at; the
-    fall must stand out of the noise. Multiplying the losses or adding to them changes nothing.
+    not finite. Lone spikes are set to their neighbours' median; the curve is smoothed over log
+    rates by local lines (no lag, unlike a moving average); what follows its blow-up is not looked
+    at; the fall must stand out of the noise. Multiplying the losses or adding to them changes
+    nothing.
 
     Raises:
         InputError: if rates do not rise from above 0, or are fewer than the losses.
@@ -93,7 +94,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> LRSuggestion:
     if np.ptp(tamed) <= 1e-9 * np.abs(tamed).max():
         return LRSuggestion(None, None, None, "flat: the loss is the same at all rates",
                             tuple(map(float, tamed)), **told)
-    noise = _noise(tamed)
+    noise = _noise_before_chaos(x, tamed)
     for width in WIDTHS:
         curve = _Curve.fit(x, tamed, width * len(y), noise)
         if curve.falls:
@@ -150,6 +151,13 @@ def _noise(y: np.ndarray) -> float:
     # The mean of the smaller 70 % leaves the blow-up out, and varies less than a median. Of a
     # normal variable's absolute values they average 0.474 deviations; a bend has sqrt(6) of y's.
     return float(bends[:math.ceil(0.7 * len(bends))].mean() / (0.474 * math.sqrt(6.0)))
+
+
+def _noise_before_chaos(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the noise up to the lowest point: beyond it losses leap, and would hide the fall."""
+    everywhere = _noise(y)
+    lowest = int(np.argmin(_Curve.fit(x, y, WIDTHS[1] * len(y), everywhere).smooth))
+    return min(everywhere, _noise(y[:lowest + 1])) if lowest >= 8 else everywhere
 
 
 @dataclass(frozen=True, eq=False)
