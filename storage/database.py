@@ -87,8 +87,7 @@ class Database:
 
     def close(self) -> None:
         """Write what is gathered and close all sessions."""
-        self.studies.flush()
-        self._link.close()
+        self.studies.close()
 
     def report(
         self,

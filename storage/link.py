@@ -5,8 +5,10 @@ A server's restart in the middle of a night's run should cost a delay, not a tri
 
 from __future__ import annotations
 
+import os
 import random
 import time
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,9 +24,18 @@ FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 2.0
 # What no waiting repairs, in the words of SQLite and PostgreSQL.
 HOPELESS = (
-    "authentication failed", "does not exist", "no such table", "no such column", "disk is full",
-    "readonly database", "unable to open database", "no password supplied", "permission denied",
-    "could not translate host name", "failed to resolve host", "no pg_hba.conf entry",
+    "authentication failed",
+    "does not exist",
+    "no such table",
+    "no such column",
+    "disk is full",
+    "readonly database",
+    "unable to open database",
+    "no password supplied",
+    "permission denied",
+    "could not translate host name",
+    "failed to resolve host",
+    "no pg_hba.conf entry",
 )
 
 
@@ -44,6 +55,8 @@ class Link:
             # Else a session that only read would stay "idle in transaction" until it is returned.
             self._reads = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writes = self.engine.execution_options(**{WRITES: True})
+        # A storage that nobody closed must not leave its sessions to the garbage collector.
+        weakref.finalize(self, _dispose, self.engine, os.getpid())
 
     @property
     def is_sqlite(self) -> bool:
@@ -104,6 +117,12 @@ class Link:
             # Spread, so that workers which lost one server do not return in one instant.
             time.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+
+def _dispose(engine: Engine, pid: int) -> None:
+    # A forked child shares the parent's sockets, and closing a session would end the parent's.
+    if os.getpid() == pid:
+        engine.dispose()
 
 
 def may_pass(error: SQLAlchemyError) -> bool:

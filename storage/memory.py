@@ -46,9 +46,9 @@ def _heads(where: Any) -> Any:
 
 
 _in_study = rows.trials.c.study_id == bindparam("study")
-_exists = select(
-    literal(-1), null(), null(), null(), null()
-).where(rows.studies.c.study_id == bindparam("study"))
+_exists = select(literal(-1), null(), null(), null(), null()).where(
+    rows.studies.c.study_id == bindparam("study")
+)
 NEWS = _heads(_in_study & (rows.trials.c.trial_id > bindparam("seen"))).union_all(
     _heads(_in_study & rows.trials.c.trial_id.in_(bindparam("known", expanding=True))), _exists
 )
@@ -83,7 +83,8 @@ class StudyMemory:
         fresh = [head for head in heads if head.trial_id not in self.ended]
         still_open = {head.trial_id for head in fresh if head.state in ("RUNNING", "WAITING")}
         wanted = [
-            head for head in fresh
+            head
+            for head in fresh
             if head.trial_id not in still_open or (with_open and head.trial_id not in skip)
         ]
         found = load(connection, study_id, wanted)
@@ -147,9 +148,7 @@ def load(connection: Connection, study_id: int, heads: Sequence[Row[Any]]) -> li
     source = _Source(connection, study_id, [head.trial_id for head in heads])
     params = source.params()
     values = source.numbers(rows.values, "objective", "value", "value_type")
-    reports = source.numbers(
-        rows.reports, "step", "intermediate_value", "intermediate_value_type"
-    )
+    reports = source.numbers(rows.reports, "step", "intermediate_value", "intermediate_value_type")
     users, systems = source.attrs(rows.user_attrs), source.attrs(rows.system_attrs)
     return [
         FrozenTrial(
@@ -181,7 +180,10 @@ class _Source:
     def params(self) -> dict[int, list[tuple[str, Any, BaseDistribution]]]:
         table = rows.params.c
         found = self._select(
-            rows.params, table.param_name, table.param_value, table.distribution_json,
+            rows.params,
+            table.param_name,
+            table.param_value,
+            table.distribution_json,
             table.param_id,
         )
         kept = defaultdict(list)
@@ -191,9 +193,13 @@ class _Source:
             kept[trial_id].append((name, kind.to_external_repr(value), kind))
         return kept
 
-    def numbers(self, table: Table, key: str, value: str, kind: str) -> dict[int, dict[int, float]]:
+    def numbers(
+        self, table: Table, key: str, value: str, kind: str
+    ) -> dict[int, dict[int, float]]:
         kept = defaultdict(dict)
-        found = self._select(table, table.c[key], table.c[value], type_coerce(table.c[kind], String))
+        found = self._select(
+            table, table.c[key], table.c[value], type_coerce(table.c[kind], String)
+        )
         for trial_id, place, number, special in found:
             kept[trial_id][place] = SPECIAL[special] if number is None else number
         return kept
@@ -211,7 +217,9 @@ class _Source:
             query = query.where(table.c.trial_id.in_(ids))
             return self._connection.execute(query, {"ids": self._ids}).all()
         query = query.join(rows.trials, rows.trials.c.trial_id == table.c.trial_id).where(
-            _in_study, table.c.trial_id >= bindparam("first"), table.c.trial_id <= bindparam("last")
+            _in_study,
+            table.c.trial_id >= bindparam("first"),
+            table.c.trial_id <= bindparam("last"),
         )
         bounds = {"study": self._study_id, "first": self._ids[0], "last": self._ids[-1]}
         return self._connection.execute(query, bounds).all()

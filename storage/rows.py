@@ -12,7 +12,7 @@ from typing import Any
 
 from optuna.storages._rdb import models
 from optuna.trial import TrialState
-from sqlalchemy import Executable, Table, bindparam, func, insert, select, update
+from sqlalchemy import Executable, Table, bindparam, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage import schema
@@ -105,6 +105,11 @@ def _touch_trial() -> Executable:
     )
 
 
+def is_unfinished() -> Any:
+    """Return the condition of an unfinished trial; an IN would be expanded at each execution."""
+    return or_(*(trials.c.state == state for state in UNFINISHED))
+
+
 def _report(upsert: Any) -> Executable:
     """Write one intermediate value, unless the trial has ended."""
     row = (
@@ -114,15 +119,15 @@ def _report(upsert: Any) -> Executable:
             bindparam("value", type_=reports.c.intermediate_value.type),
             bindparam("value_type", type_=reports.c.intermediate_value_type.type),
         )
-        .where(trials.c.trial_id == bindparam("trial"), trials.c.state.in_(UNFINISHED))
+        .where(trials.c.trial_id == bindparam("trial"), is_unfinished())
         .with_for_update(read=True)
     )
     names = ["trial_id", "step", "intermediate_value", "intermediate_value_type"]
     new = upsert(reports).from_select(names, row)
-    return new.on_conflict_do_update(
-        index_elements=["trial_id", "step"],
-        set_={name: new.excluded[name] for name in names[2:]},
-    )
+    fresh = {name: new.excluded[name] for name in names[2:]}
+    wanted = new.on_conflict_do_update(index_elements=["trial_id", "step"], set_=fresh)
+    # Else SQLAlchemy does not read how many rows an INSERT brought.
+    return wanted.execution_options(preserve_rowcount=True)
 
 
 def _overwrite(upsert: Any, table: Table, keys: tuple[str, ...]) -> Executable:
@@ -134,14 +139,16 @@ def _overwrite(upsert: Any, table: Table, keys: tuple[str, ...]) -> Executable:
     )
 
 
-def end_trial(state: TrialState, at: datetime) -> Any:
-    """Return the statement that moves an unfinished trial to `state`, for a WHERE of the caller."""
-    fields: dict[str, Any] = {"state": state}
-    if state.is_finished():
-        fields["datetime_complete"] = at
-    elif state == TrialState.RUNNING:
-        fields["datetime_start"] = at
-    return update(trials).values(fields)
+@cache
+def move_trial(state: TrialState) -> Any:
+    """Return the compare-and-set that moves one unfinished trial to `state` at the time `at`."""
+    change = update(trials).where(trials.c.trial_id == bindparam("trial"))
+    at = bindparam("at", type_=trials.c.datetime_start.type)
+    if state == TrialState.RUNNING:
+        taken = change.where(trials.c.state == TrialState.WAITING)
+        return taken.values(state=state, datetime_start=at)
+    change = change.where(is_unfinished()).values(state=state)
+    return change.values(datetime_complete=at) if state.is_finished() else change
 
 
 def value_rows(trial_id: int, numbers: Any) -> list[dict[str, Any]]:

@@ -102,6 +102,4 @@ def param_row(trial_id: int, name: str, internal: float, kind: BaseDistribution)
 
 def attr_rows(trial_id: int, texts: dict[str, str]) -> list[dict[str, Any]]:
     """Return the rows of attributes that are JSON already."""
-    return [
-        {"trial_id": trial_id, "key": key, "value_json": text} for key, text in texts.items()
-    ]
+    return [{"trial_id": trial_id, "key": key, "value_json": text} for key, text in texts.items()]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import Any
 
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection, insert, select
 
@@ -56,6 +58,12 @@ class StudyStorage(StudyRows):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the database anew."""
         self.__init__(**state)
+
+    def close(self) -> None:
+        """Write what is gathered and close all sessions."""
+        with suppress(UpdateFinishedTrialError):
+            self.flush()
+        self._link.close()
 
     def adopt(self, study_id: int, trial: FrozenTrial) -> None:
         """Take a RUNNING trial of this process into memory, if writes are grouped."""
@@ -203,12 +211,8 @@ class StudyStorage(StudyRows):
         at: Any,
     ) -> bool:
         """Change a trial's state within a transaction; False where it is RUNNING already."""
-        allowed = (TrialState.WAITING,) if state == TrialState.RUNNING else rows.UNFINISHED
-        trials = rows.trials.c
-        change = rows.end_trial(state, at).where(
-            trials.trial_id == trial_id, trials.state.in_(allowed)
-        )
-        moved = bool(connection.execute(change).rowcount)
+        fields = {"trial": trial_id, "at": at}
+        moved = bool(connection.execute(rows.move_trial(state), fields).rowcount)
         if not moved:
             self._touch(connection, trial_id)
         own = self._running.get(trial_id)

@@ -75,9 +75,7 @@ class StudyRows(BaseStorage):
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
         """Return the directions of a study, in the order of its objectives."""
         table = rows.directions.c
-        query = (
-            select(table.direction).where(table.study_id == study_id).order_by(table.objective)
-        )
+        query = select(table.direction).where(table.study_id == study_id).order_by(table.objective)
         found = self._link.read(lambda c: list(c.execute(query).scalars()))
         if not found:
             raise KeyError(f"no study with id {study_id}")
@@ -130,9 +128,7 @@ class StudyRows(BaseStorage):
         return self._link.read(work)
 
 
-def _insert_study(
-    connection: Connection, name: str, directions: Sequence[StudyDirection]
-) -> int:
+def _insert_study(connection: Connection, name: str, directions: Sequence[StudyDirection]) -> int:
     fields: dict[str, Any] = {"study_name": name}
     if connection.dialect.name == "sqlite":
         fields["study_id"] = _fresh_id(connection)
@@ -168,9 +164,7 @@ def delete_studies(connection: Connection, study_ids: Sequence[int]) -> None:
     higher = case(
         (marks.c.value > new.excluded["value"], marks.c.value), else_=new.excluded["value"]
     )
-    connection.execute(
-        new.on_conflict_do_update(index_elements=["name"], set_={"value": higher})
-    )
+    connection.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": higher}))
 
 
 def _read_studies(connection: Connection) -> list[FrozenStudy]:

@@ -205,9 +205,7 @@ class Tickets:
     def reserve(self, ticket_id: int, owner: str, params_key: str) -> bool:
         """Book a point of the space for a ticket; False if another one of the study has it."""
         change = (
-            update(tickets)
-            .where(_held(ticket_id, owner, False))
-            .values(params_key=params_key)
+            update(tickets).where(_held(ticket_id, owner, False)).values(params_key=params_key)
         )
         try:
             return bool(self._link.write(lambda c: c.execute(change).rowcount))

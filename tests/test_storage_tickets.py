@@ -1,0 +1,230 @@
+"""Tickets: exact claims, leases, the fence, and the way back into the queue."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from hpo.errors import StorageError
+from storage import Database, NewTicket, Ticket
+
+N_PROCESSES = 8
+ME = ("me", "host", 1, 30.0)
+
+
+@pytest.fixture
+def study(db: Database) -> Iterator[Database]:
+    """Give a database with a study `s` of three waiting tickets."""
+    db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
+    db.tickets.write("s", "s", "trial", [NewTicket(idx) for idx in range(3)])
+    yield db
+
+
+def _take_all(url: str, owner: str) -> list[tuple[int, int | None]]:
+    """Claim tickets until none is left, each with one report and an end."""
+    db = Database(url)
+    taken = []
+    while claim := db.tickets.claim("s", owner, "host", os.getpid(), 30):
+        assert claim.trial_id is not None and claim.number is not None
+        assert db.report(claim.trial_id, "s", claim.number, 0, 0.5, {"a": 0.5})
+        assert db.end_trial(
+            claim.ticket.id, owner, claim.trial_id, TrialState.COMPLETE, 0.5, {"worker": owner}
+        )
+        taken.append((claim.ticket.id, claim.number))
+    db.close()
+    return taken
+
+
+def _only(db: Database, idx: int = 0) -> Ticket:
+    return next(ticket for ticket in db.tickets.list("s") if ticket.idx == idx)
+
+
+def test_eight_processes_take_each_of_400_tickets_once_and_number_densely(db: Database) -> None:
+    """C11, C15 at the level of SQL."""
+    db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
+    db.tickets.write("s", "s", "trial", [NewTicket(idx) for idx in range(400)])
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(N_PROCESSES, mp_context=spawn) as pool:
+        jobs = [pool.submit(_take_all, db.url, f"w{n}") for n in range(N_PROCESSES)]
+        taken = [pair for job in jobs for pair in job.result()]
+    assert len({ticket for ticket, _ in taken}) == len(taken) == 400
+    assert sorted(number for _, number in taken if number is not None) == list(range(400))
+    assert db.tickets.counts("s") == {"waiting": 0, "running": 0, "done": 400, "failed": 0}
+    trials = optuna.load_study(study_name="s", storage=db.studies).trials
+    assert [trial.number for trial in trials] == list(range(400))
+    assert all(trial.state == TrialState.COMPLETE for trial in trials)
+
+
+def test_writing_tickets_again_adds_only_those_that_lack(study: Database) -> None:
+    """A restart adds none."""
+    assert study.tickets.write("s", "s", "trial", [NewTicket(idx) for idx in range(5)]) == 2
+    assert [ticket.idx for ticket in study.tickets.list("s")] == list(range(5))
+
+
+def test_trim_deletes_waiting_tickets_only(study: Database) -> None:
+    """A smaller N leaves what runs."""
+    study.tickets.claim("s", *ME)
+    assert study.tickets.trim("s", 0) == 2
+    assert [ticket.state for ticket in study.tickets.list("s")] == ["running"]
+
+
+def test_the_lowest_ticket_is_taken_first_with_its_trial(study: Database) -> None:
+    """Ticket and trial are one transaction."""
+    claim = study.tickets.claim("s", *ME)
+    assert claim is not None and claim.ticket.idx == 0 and claim.number == 0
+    assert claim.trial_id is not None
+    trial = study.studies.get_trial(claim.trial_id)
+    assert (trial.state, trial.number) == (TrialState.RUNNING, 0)
+    assert _only(study).trial_id == claim.trial_id
+
+
+def test_an_empty_queue_gives_none(db: Database) -> None:
+    """Nothing waits."""
+    assert db.tickets.claim("s", *ME) is None
+
+
+def test_a_ticket_without_its_optuna_study_stays_waiting(db: Database) -> None:
+    """The claim is undone as a whole."""
+    db.tickets.write("s", "s", "trial", [NewTicket(0)])
+    with pytest.raises(StorageError, match="its study 's' does not exist"):
+        db.tickets.claim("s", *ME)
+    assert db.tickets.counts("s")["waiting"] == 1
+
+
+def test_a_sweep_has_no_trial(db: Database) -> None:
+    """Only tickets of kind 'trial' make one."""
+    db.tickets.write("s", "s/lr-range", "sweep", [NewTicket(0, payload={"low": 1e-7})])
+    claim = db.tickets.claim("s", *ME)
+    assert claim is not None and claim.trial_id is None
+    assert claim.ticket.payload == {"low": 1e-7}
+    assert db.tickets.finish(claim.ticket.id, "me", "done", result={"pick": 1e-3})
+    assert db.tickets.list("s/lr-range")[0].result == {"pick": 1e-3}
+
+
+def test_an_owner_that_lost_its_ticket_writes_nothing(study: Database) -> None:
+    """The fence: a late end of a trial that another worker has retried."""
+    claim = study.tickets.claim("s", *ME)
+    assert claim is not None and claim.trial_id is not None
+    lost = ("worker lost", {"x": 1.0}, True)
+    assert study.end_trial(
+        claim.ticket.id, None, claim.trial_id, TrialState.FAIL, None, {}, back=lost
+    )
+    late = study.end_trial(
+        claim.ticket.id, "me", claim.trial_id, TrialState.COMPLETE, 0.9, {"late": 1}
+    )
+    assert not late
+    assert not study.report(claim.trial_id, "s", 0, 3, 0.9, {})
+    assert not study.tickets.finish(claim.ticket.id, "me", "done")
+    trial = study.studies.get_trial(claim.trial_id)
+    assert (trial.state, trial.value, trial.user_attrs) == (TrialState.FAIL, None, {})
+    assert trial.intermediate_values == {} and study.epochs("s") == []
+
+
+def test_a_lost_ticket_waits_again_with_its_params_and_names_the_lost_trial(
+    study: Database,
+) -> None:
+    """Decision 1: a retry repeats the point."""
+    claim = study.tickets.claim("s", *ME)
+    assert claim is not None and claim.trial_id is not None
+    study.end_trial(
+        claim.ticket.id, "me", claim.trial_id, TrialState.FAIL, None, {"reason": "oom"},
+        back=("oom", {"lr": 0.1}, True),
+    )
+    again = study.tickets.claim("s", *ME)
+    assert again is not None and again.ticket.idx == 0 and again.number == 1
+    assert again.ticket.params == {"lr": 0.1} and again.ticket.attempt == 1
+    assert again.ticket.payload == {"retry_of": 0} and again.ticket.cause == "oom"
+
+
+def test_a_ticket_given_back_without_counting_keeps_its_attempts(study: Database) -> None:
+    """An interrupted trial is no failed attempt."""
+    claim = study.tickets.claim("s", *ME)
+    assert claim is not None
+    assert study.tickets.give_back(claim.ticket.id, "me", "interrupted", count=False)
+    assert (_only(study).state, _only(study).attempt) == ("waiting", 0)
+
+
+def test_a_lease_passes_and_a_renewed_one_does_not(study: Database) -> None:
+    """The database's clock decides."""
+    claim = study.tickets.claim("s", "me", "host", 1, 0.05)
+    assert claim is not None
+    time.sleep(0.1)
+    assert [ticket.id for ticket in study.tickets.expired()] == [claim.ticket.id]
+    assert study.tickets.renew("me", 30) == [claim.ticket.id]
+    assert study.tickets.expired() == []
+
+
+def test_a_reaper_leaves_a_ticket_alone_whose_lease_was_renewed_meanwhile(
+    study: Database,
+) -> None:
+    """Between looking and acting the owner may have come back."""
+    claim = study.tickets.claim("s", *ME)
+    assert claim is not None and claim.trial_id is not None
+    assert not study.tickets.give_back(claim.ticket.id, None, "hung", expired_only=True)
+    assert not study.end_trial(
+        claim.ticket.id, None, claim.trial_id, TrialState.FAIL, None, {}, expired_only=True
+    )
+    assert study.studies.get_trial(claim.trial_id).state == TrialState.RUNNING
+
+
+def test_a_point_is_reserved_once_in_a_study(study: Database) -> None:
+    """Two workers never evaluate the same params."""
+    first, second = study.tickets.claim("s", *ME), study.tickets.claim("s", *ME)
+    assert first is not None and second is not None
+    assert study.tickets.reserve(first.ticket.id, "me", "lr=0.1")
+    assert not study.tickets.reserve(second.ticket.id, "me", "lr=0.1")
+    assert study.tickets.reserve(second.ticket.id, "me", "lr=0.2")
+    assert not study.tickets.reserve(second.ticket.id, "other", "lr=0.3")
+
+
+def test_a_reopened_ticket_waits_and_keeps_its_attempts(study: Database) -> None:
+    """Only failed tickets are reopened."""
+    claim = study.tickets.claim("s", *ME)
+    assert claim is not None
+    study.tickets.finish(claim.ticket.id, "me", "failed", "error")
+    assert study.tickets.reopen("s", [0, 1]) == 1
+    assert (_only(study).state, _only(study).ended_at) == ("waiting", None)
+
+
+def test_a_trial_that_somebody_else_told_keeps_its_end(study: Database) -> None:
+    """The dashboard or a script may tell a RUNNING trial."""
+    claim = study.tickets.claim("s", *ME)
+    assert claim is not None and claim.trial_id is not None
+    stock = optuna.storages.RDBStorage(
+        study.url.replace("postgresql://", "postgresql+psycopg://")
+    )
+    optuna.load_study(study_name="s", storage=stock).tell(0, 0.25)
+    stock.engine.dispose()
+    assert study.end_trial(
+        claim.ticket.id, "me", claim.trial_id, TrialState.COMPLETE, 0.9, {"late": 1}
+    )
+    trial = study.studies.get_trial(claim.trial_id)
+    assert (trial.value, trial.user_attrs) == (0.25, {})
+    assert _only(study).state == "done"
+
+
+def test_a_process_killed_right_after_a_claim_leaves_a_ticket_and_its_trial(
+    study: Database, tmp_path: Path
+) -> None:
+    """kill -9 between taking a ticket and driving its trial."""
+    script = (
+        "import os, signal, sys\nfrom storage import Database\n"
+        "db = Database(sys.argv[1])\ndb.tickets.claim('s', 'gone', 'h', 1, 30)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, study.url], check=False, cwd=Path.cwd())
+    ticket = _only(study)
+    assert (ticket.state, ticket.owner) == ("running", "gone")
+    assert ticket.trial_id is not None
+    assert study.studies.get_trial(ticket.trial_id).state == TrialState.RUNNING
