@@ -237,9 +237,10 @@ def _bottom(smooth: np.ndarray, error: float) -> int:
 def _picked(curve: _Curve, x: np.ndarray, told: dict[str, Any]) -> LRSuggestion:
     pick, low, high = curve.steepest()
     # An interval of one point tells nothing of its neighbours: half a step to each side.
-    step = 0.5 * float(np.median(np.diff(x))) if low == high else 0.0
+    part = 10 ** (0.5 * float(np.median(np.diff(x)))) if low == high else 1.0
+    rates = told["rates"]
     return LRSuggestion(
-        float(10 ** x[pick]), float(10 ** (x[low] - step)), float(10 ** (x[high] + step)),
+        rates[pick], rates[low] / part, rates[high] * part,
         "steepest fall of the smoothed loss", tuple(map(float, curve.smooth)), **told)
 
 

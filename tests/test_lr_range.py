@@ -1,0 +1,285 @@
+"""The learning-rate range test: right picks, no senseless ones, and no trace of a sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hpo import Run
+from hpo.baselines.lr_range import LRSuggestion, lr_range, plan, suggest, sweep
+from hpo.errors import InputError
+from hpo.train import SGD, AdamW, Constant, Recipe, SimpleCNN, digits, tensors
+
+RATES = np.logspace(-6, 0, 61)
+X = np.log10(RATES)
+DECADES = np.logspace(-6, 0, 7)
+NAN_END = np.array([0.90, 0.89, 0.87, 0.86, 0.85, 0.84, math.nan])
+FLAT = 2.303 + 0.001 * (-1.0) ** np.arange(61)
+SPIKY = 2.3 - 1.5 / (1 + np.exp(-(X + 2) / 0.3)) + np.where(RATES > 0.5, 50 * (RATES - 0.5), 0.0)
+SPIKY[0] = 5.0
+RISING = 1 + X - X.min()
+
+
+def test_a_nan_at_the_end_does_not_draw_the_pick():
+    """C49.1."""
+    assert suggest(DECADES, NAN_END).pick in (DECADES[1], DECADES[2])
+
+
+def quadratic(rates):
+    w = nn.Parameter(torch.tensor(1.0))
+    model = nn.Module()
+    model.w = w
+    losses = sweep(model, torch.optim.SGD([w], lr=0.1), lambda: 5 * w * w, rates)
+    return losses, float(w.detach())
+
+
+def test_a_sweep_that_diverges_stops_early_and_picks_below_the_divergence():
+    """C49.2: loss 5 w^2 diverges above a rate of 0.2."""
+    rates = list(np.geomspace(1e-4, 10, 50))
+    losses, w = quadratic(rates)
+    found = suggest(rates, losses)
+    assert len(losses) < 50
+    assert found.pick is not None and 1e-3 < found.pick < 0.2
+    assert w == 1.0
+
+
+def test_rates_that_all_diverge_give_no_pick_and_advise_a_lower_start():
+    """C49.3."""
+    rates = list(np.geomspace(1, 100, 50))
+    losses, _ = quadratic(rates)
+    found = suggest(rates, losses)
+    assert found.pick is None and found.low is None and found.high is None
+    assert "lower the start" in found.reason
+
+
+def test_a_nan_at_the_first_step_gives_no_pick_and_advises_a_lower_start():
+    """C49.4."""
+    found = suggest([0.1, 1.0, 10.0], [math.nan])
+    assert found.pick is None and "lower the start" in found.reason
+
+
+def test_a_flat_curve_gives_no_pick_and_is_called_flat():
+    """C53.1."""
+    found = suggest(RATES, FLAT)
+    assert found.pick is None and "flat" in found.reason
+
+
+def test_spikes_at_both_ends_do_not_draw_the_pick():
+    """C53.2: the steepest fall is at 1e-2."""
+    found = suggest(RATES, SPIKY)
+    assert found.pick == pytest.approx(1e-2, rel=0.3)
+    assert found.low < found.pick < found.high
+    assert 1e-3 < found.low and found.high < 1e-1
+
+
+def test_a_curve_that_only_rises_gives_no_pick():
+    """C53.3."""
+    found = suggest(RATES, RISING)
+    assert found.pick is None and "rises" in found.reason
+
+
+def test_a_constant_curve_gives_no_pick():
+    """C53.4."""
+    found = suggest(RATES, np.ones(61))
+    assert found.pick is None and "flat" in found.reason
+
+
+@pytest.mark.parametrize("change", [lambda y: 1000 * y, lambda y: y + 10], ids=["x1000", "+10"])
+@pytest.mark.parametrize("rates,losses", [
+    (DECADES, NAN_END), (RATES, FLAT), (RATES, SPIKY), (RATES, RISING), (RATES, np.ones(61))],
+    ids=["nan", "flat", "spiky", "rising", "constant"])
+def test_the_answer_does_not_depend_on_the_losses_unit_or_zero(rates, losses, change):
+    """C53.5."""
+    one, other = suggest(rates, losses), suggest(rates, change(losses))
+    assert (one.pick, one.low, one.high, one.reason) == (
+        other.pick, other.low, other.high, other.reason)
+
+
+@pytest.mark.parametrize("n", [16, 24, 48, 100])
+def test_pure_noise_is_almost_never_taken_for_a_fall(n):
+    rng = np.random.default_rng(n)
+    rates = np.geomspace(1e-6, 1, n)
+    picks = [suggest(rates, 2.3 + 0.1 * rng.normal(size=n)).pick for _ in range(200)]
+    assert sum(pick is not None for pick in picks) <= 5
+
+
+@pytest.mark.parametrize("n", [24, 48, 100])
+def test_a_noisy_fall_is_found_near_its_steepest_point(n):
+    rng = np.random.default_rng(n)
+    rates = np.geomspace(1e-6, 1, n)
+    x = np.log10(rates)
+    clean = 2.3 - 1.2 / (1 + np.exp(-(x + 2.5) / 0.3)) + np.where(x > -0.8, 5 * (x + 0.8), 0.0)
+    picks = [suggest(rates, clean + 0.1 * rng.normal(size=n)).pick for _ in range(100)]
+    found = [math.log10(pick) for pick in picks if pick is not None]
+    assert len(found) >= 98
+    assert sum(abs(pick + 2.5) < 0.7 for pick in found) >= 95
+
+
+def test_a_chaotic_end_neither_hides_the_fall_nor_makes_one():
+    """Losses of a real sweep: 1,800 CIFAR-10 images, batches of 37."""
+    losses = [
+        2.3, 2.31, 2.29, 2.34, 2.35, 2.34, 2.34, 2.36, 2.32, 2.28, 2.34, 2.23, 2.29, 2.21, 2.26,
+        2.26, 2.28, 2.24, 2.23, 2.18, 2.13, 2.04, 2.01, 2.1, 2.06, 1.98, 2.04, 2.37, 3.06, 2.04,
+        2.33, 3.02, 3.03, 3.22, 2.42, 2.05, 2.41, 2.49, 2.09, 3.51, 3.01, 2.56, 2.21, 3.89, 2.4,
+        2.36, 2.44, 3.15]
+    found = suggest(np.geomspace(1e-6, 1, 48), losses)
+    assert found.pick is not None and 1e-4 < found.pick < 2e-3
+
+
+def test_rates_that_do_not_rise_are_refused():
+    with pytest.raises(InputError, match="rise"):
+        suggest([1e-3, 1e-3], [1.0, 1.0])
+    with pytest.raises(InputError, match="3 losses for 2 rates"):
+        suggest([1e-3, 1e-2], [1.0, 1.0, 1.0])
+
+
+def test_a_suggestion_survives_json_with_its_nan():
+    found = suggest(DECADES, NAN_END)
+    entry = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    back = LRSuggestion.from_json(entry)
+    assert back.pick == found.pick and back.low == found.low and back.rates == found.rates
+    assert entry["losses"][-1] is None and math.isnan(back.losses[-1])
+
+
+class Scene:
+    """C51's net, optimizer and schedule, and batches from torch's global random state."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5),
+                                   nn.Linear(8, 2))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.01, total_steps=60)
+        self.x, self.y = torch.randn(64, 4), torch.randint(0, 2, (64,))
+        self.calls = 0
+
+    def loss(self, fail_at=-1):
+        self.calls += 1
+        if self.calls == fail_at:
+            raise ValueError("step seven went wrong")
+        rows = torch.randint(0, 64, (16,))
+        noise = float(np.random.rand()) * 1e-3 + random.random() * 1e-3
+        return nn.functional.cross_entropy(self.model(self.x[rows]) + noise, self.y[rows])
+
+    def sweep(self, fail_at=-1):
+        return sweep(self.model, self.optimizer, lambda: self.loss(fail_at),
+                     list(np.geomspace(1e-5, 1, 20)), scheduler=self.scheduler)
+
+    def step(self):
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss.detach())
+
+    def marks(self):
+        """All that a sweep could leave a trace in, in a form that compares bit by bit."""
+        def flat(value):
+            if isinstance(value, torch.Tensor):
+                return value.detach().numpy().tobytes()
+            if isinstance(value, dict):
+                return {key: flat(one) for key, one in value.items()}
+            return [flat(one) for one in value] if isinstance(value, (list, tuple)) else value
+        numpy_state = np.random.get_state(legacy=True)
+        return (flat(self.model.state_dict()), flat(self.optimizer.state_dict()),
+                flat(self.scheduler.state_dict()), [m.training for m in self.model.modules()],
+                torch.get_rng_state().numpy().tobytes(), numpy_state[1].tobytes(), numpy_state[2:],
+                random.getstate(), [p.grad for p in self.model.parameters()])
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_sweep_leaves_no_trace(trained):
+    """C51.1, before training and in the midst of it, with one module in evaluation mode."""
+    scene = Scene()
+    if trained:
+        for _ in range(3):
+            scene.step()
+            scene.scheduler.step()
+        scene.model[1].eval()
+    before = scene.marks()
+    assert len(scene.sweep()) > 5
+    assert scene.marks() == before
+
+
+def test_a_sweep_whose_loss_raises_leaves_no_trace_and_shows_the_error():
+    """C51.2."""
+    scene = Scene()
+    before = scene.marks()
+    with pytest.raises(ValueError, match="step seven"):
+        scene.sweep(fail_at=7)
+    assert scene.marks() == before
+
+
+def test_training_after_a_sweep_gives_the_same_losses_to_the_last_bit():
+    """C51.3: three epochs of four steps at a fixed rate."""
+    plain, swept = Scene(), None
+    expected = [plain.step() for _ in range(12)]
+    swept = Scene()
+    swept.sweep()
+    assert [swept.step() for _ in range(12)] == expected
+
+
+def test_gradients_that_were_there_before_a_sweep_are_there_after_it():
+    scene = Scene()
+    scene.loss().backward()
+    before = [p.grad.clone() for p in scene.model.parameters()]
+    scene.sweep()
+    assert all(torch.equal(p.grad, grad)
+               for p, grad in zip(scene.model.parameters(), before, strict=True))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("HPO_CACHE_DIR", str(tmp_path / "cache"))
+    return Run(epochs=1, seed=0, device="cpu", dir=tmp_path)
+
+
+@pytest.mark.parametrize("optimizer,low,high", [(AdamW(1e-3), 1e-3, 3e-2), (SGD(0.1), 5e-3, 0.2)],
+                         ids=["AdamW", "SGD"])
+def test_the_pick_for_the_digits_is_a_rate_that_trains_them(run, optimizer, low, high):
+    recipe = Recipe(data=digits(run), model=SimpleCNN(hidden=64), optimizer=optimizer,
+                    batch_size=64)
+    found = lr_range(recipe, run)
+    assert found.pick is not None and low < found.pick < high
+    assert found.low < found.pick < found.high
+    assert 0 < found.epochs <= 1.0
+    assert len(found.losses) == len(found.rates) == len(found.smoothed) == found.n_steps
+
+
+def test_the_same_seed_sweeps_the_same_losses(run):
+    recipe = Recipe(data=digits(run), model=SimpleCNN(hidden=32, dropout=0.3),
+                    optimizer=AdamW(), batch_size=64)
+    state = torch.get_rng_state()
+    assert lr_range(recipe, run).losses == lr_range(recipe, run).losses
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("n_rows,batch_size", [
+    (1150, 64), (1150, 16), (1800, 512), (45_000, 512), (100, 128), (9, 4), (3, 1), (2, 64)])
+def test_a_sweep_trains_no_row_twice(n_rows, batch_size):
+    n_points, size = plan(n_rows, batch_size)
+    assert n_points >= 1 and size >= 1 and n_points * size <= n_rows
+    assert n_points <= 100 and size <= batch_size
+
+
+def test_too_few_rows_for_a_curve_are_said_to_be_so(run):
+    x, y = np.random.default_rng(0).normal(size=(12, 1, 4, 4)), np.arange(12) % 2
+    recipe = Recipe(data=tensors(x, y), model=SimpleCNN(hidden=4), optimizer=AdamW(),
+                    schedule=Constant())
+    found = lr_range(recipe, run)
+    assert found.pick is None and "rate" in found.reason
+
+
+def test_bounds_that_do_not_rise_are_refused(run):
+    recipe = Recipe(data=digits(run), model=SimpleCNN(), optimizer=AdamW())
+    with pytest.raises(InputError, match="low=1, high=0.1"):
+        lr_range(recipe, run, low=1.0, high=0.1)
