@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import settings as s
 from hpo.errors import HpoError, InputError, NoResult
-from hpo.launch import open_existing
-from hpo.studies import require
+from hpo.studies import open_existing, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +32,7 @@ def opened(home: Path, storage: str | None) -> Iterator[Database]:
         NoResult: where there is none yet.
     """
     url = s.storage_url(storage, home)
-    db = open_existing(url, home)
+    db = open_existing(url)
     if db is None:
         raise NoResult(f"there is no database {url.removeprefix('sqlite:///')} yet: "
                        f"`hpo run --study digits` makes one (or name yours with --home "
@@ -173,7 +172,7 @@ def _no_complete(found: Results) -> str:
 
 
 def checkpoint_state(home: Path, path: str | None) -> str:
-    """Return `none`, `missing`, `damaged` or `kept`; a look at the file's start, not its weights."""
+    """Return `none`, `missing`, `damaged` or `kept`, by the file's start and not its weights."""
     if not path:
         return "none"
     file = home / path

@@ -100,8 +100,8 @@ def run(
 
     where = s.home_folder(home)
     return launch(s.Settings(
-        study=study, name=name or study, home=where, storage=s.storage_url(storage, where),
-        n_trials=n_trials, workers=workers, devices=devices,
+        study=study, name=study if name is None else name, home=where,
+        storage=s.storage_url(storage, where), n_trials=n_trials, workers=workers, devices=devices,
         sampler=None if sampler == "grid" else sampler, pruner=pruner,
         prune_startup=prune_startup, prune_warmup=prune_warmup, seed=seed, epochs=epochs,
         timeout_s=timeout, phases=s.parse_phases(phases, sampler), top_k=top_k,
@@ -117,13 +117,14 @@ def worker(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
     data_dir: DataDir = None, home: Home = None, storage: Storage = None,
 ) -> int:
-    """Train the trials of a study that `hpo run` drives, here or on another host, until stopped."""
+    """Train trials of a study that `hpo run` drives, here or on another host, until stopped."""
     from hpo.launch import serve
 
     where = s.home_folder(home)
     return serve(s.Settings(
-        study=study, name=name or study, home=where, storage=s.storage_url(storage, where),
-        workers=workers, devices=devices, timeout_s=timeout, data_dir=data_dir,
+        study=study, name=study if name is None else name, home=where,
+        storage=s.storage_url(storage, where), workers=workers, devices=devices,
+        timeout_s=timeout, data_dir=data_dir,
     ), _console())
 
 
@@ -184,7 +185,7 @@ def best(
 
 @app.command()
 def report(study: Study, home: Home = None, storage: Storage = None, json: Json = False) -> int:
-    """Write the study's report, Markdown with pictures, and put it where the dashboard shows it."""
+    """Write the report, Markdown with pictures, and put it where the dashboard shows it."""
     from hpo.ask import report as write
 
     return write(study, s.home_folder(home), storage, _console(), as_json=json)
@@ -277,7 +278,7 @@ def main() -> None:
         _fail(str(error))
         code = error.exit_code
     except UsageError as error:
-        error.show()
+        error.show()  # type: ignore[attr-defined]
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130

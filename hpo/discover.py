@@ -72,16 +72,27 @@ def _import(study: str) -> ModuleType:
         raise InputError(f"study '{study}': there is no {PACKAGE}/{study}.py in {os.getcwd()} nor "
                          f"among those that ship{nearest(study, known)} "
                          f"(there are: {', '.join(known)})")
+    _refuse_two(study)
     try:
         return importlib.import_module(f"{PACKAGE}.{study}")
     except HpoError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"study '{study}': {_where(error)}: "
                          f"{type(error).__name__}: {error}") from error
 
 
-def _where(error: Exception) -> str:
+def _refuse_two(study: str) -> None:
+    """Raise InputError where two different modules have the study's name: which one is meant?"""
+    folders = importlib.import_module(PACKAGE).__path__
+    files = dict.fromkeys(path.resolve() for folder in folders
+                          if (path := Path(folder, f"{study}.py")).is_file())
+    if len({path.read_bytes() for path in files}) > 1:
+        raise InputError(f"study '{study}': {' and '.join(map(str, files))} both define it and "
+                         f"differ: rename yours")
+
+
+def _where(error: BaseException) -> str:
     """Return file and line of the innermost frame in the user's own code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename} line {error.lineno}"

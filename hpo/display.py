@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def about(seconds: float) -> str:
+    """Return a guessed time span: `under 1 s`, `about 45 s`."""
+    return duration(seconds) if seconds < 1 else f"about {duration(seconds)}"
+
+
 @dataclass
 class PhaseView:
     """Where a phase stands."""
@@ -53,9 +57,12 @@ class Pace:
     epochs: int = 0
 
     def add(self, seconds: float, epochs: int) -> None:
-        """Take in one ended trial."""
+        """Take in how long a trial's epochs took."""
         self.seconds += seconds
         self.epochs += epochs
+
+    def settle(self, epochs: int) -> None:
+        """Take epochs off what is to come: trained, or not to be trained any more."""
         self.n_epochs_left = max(0.0, self.n_epochs_left - epochs)
 
     def left_s(self) -> float | None:
@@ -73,21 +80,24 @@ class Display:
         self.pace = Pace(n_workers)
         self.phase: PhaseView | None = None
         self.epochs = 0
+        self._planned: dict[str, int] = {}
         self._said_time = False
 
     def say(self, text: str) -> None:
         """Print one line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def plan(self, lines: Sequence[str], n_epochs: int, epochs: int) -> None:
-        """Say what will be done, before it starts."""
-        self.pace.n_epochs_left, self.epochs = n_epochs, epochs
+    def plan(self, lines: Sequence[str], planned: Mapping[str, int], epochs: int) -> None:
+        """Say what will be done before it starts; `planned` is each phase's epochs at most."""
+        self._planned, self.epochs = dict(planned), epochs
         for line in lines:
             self.say(line)
 
-    def start(self, name: str, n_total: int, n_ended: int) -> None:
-        """Begin a phase of `n_total` tickets, of which some are done already."""
+    def start(self, name: str, n_total: int, n_ended: int, n_epochs: int = 0) -> None:
+        """Begin a phase of `n_total` tickets, some done already, with `n_epochs` to come."""
         self.phase = PhaseView(name, n_total, n_ended)
+        self._planned.pop(name, None)
+        self.pace.n_epochs_left = n_epochs + sum(self._planned.values())
 
     def counted(self, n_ended: int) -> None:
         """Take over how many of the phase's tickets have ended, whoever ended them."""
@@ -111,17 +121,18 @@ class Display:
         if event["state"] == "COMPLETE" and self.goal.better(value, phase.best):
             phase.best, phase.best_trial = value, event["number"]
         self.pace.add(event["duration_s"], max(1, event["n_epochs"]))
-        if event["state"] == "PRUNED":
-            # What a pruned trial leaves untrained need not be waited for.
-            self.pace.n_epochs_left -= max(0, self.epochs - event["n_epochs"])
+        if not event.get("back"):
+            # What a trial that is pruned or fails leaves untrained need not be waited for.
+            phase.n_ended += 1
+            self.pace.settle(self.epochs)
         self._trial_line(member, event)
         self._time_once()
 
     def _time_once(self) -> None:
         left = self.pace.left_s()
-        if left is not None and not self._said_time:
+        if left and not self._said_time:
             self._said_time = True
-            self.say(f"at this machine's pace the whole run takes about {duration(left)} more, "
+            self.say(f"at this machine's pace the whole run takes {about(left)} more, "
                      f"less what pruning saves")
 
     def _trial_line(self, member: Member, event: dict[str, Any]) -> None:
@@ -147,8 +158,8 @@ class Display:
 class PlainDisplay(Display):
     """One plain line for each event: for pipes, logs and dumb terminals."""
 
-    def start(self, name: str, n_total: int, n_ended: int) -> None:
-        super().start(name, n_total, n_ended)
+    def start(self, name: str, n_total: int, n_ended: int, n_epochs: int = 0) -> None:
+        super().start(name, n_total, n_ended, n_epochs)
         if n_total:
             done = f", {n_ended} of them done already" if n_ended else ""
             self.say(f"{name}: {n_total} to do{done}")
@@ -160,8 +171,8 @@ class PlainDisplay(Display):
             self.say(self.ended_text(event))
             return
         left = self.pace.left_s()
-        tail = "" if left is None else f", about {duration(left)} left"
-        self.say(f"{self.ended_text(event)} [{min(phase.n_ended + 1, phase.n_total)} of "
+        tail = "" if left is None else f", {about(left)} left"
+        self.say(f"{self.ended_text(event)} [{min(phase.n_ended, phase.n_total)} of "
                  f"{phase.n_total}{tail}]")
 
 
@@ -175,10 +186,9 @@ class LiveDisplay(Display):
         self._workers: dict[int, tuple[str, dict[str, Any]]] = {}
         self._live = Live(console=console, refresh_per_second=4, transient=True,
                           get_renderable=self._render)
-        self._started_at = time.monotonic()
 
-    def start(self, name: str, n_total: int, n_ended: int) -> None:
-        super().start(name, n_total, n_ended)
+    def start(self, name: str, n_total: int, n_ended: int, n_epochs: int = 0) -> None:
+        super().start(name, n_total, n_ended, n_epochs)
         self._live.start()
 
     def event(self, member: Member, event: dict[str, Any]) -> None:
@@ -208,7 +218,7 @@ class LiveDisplay(Display):
             Text(phase.name, style="bold"),
             ProgressBar(total=max(1, phase.n_total), completed=phase.n_ended, width=30),
             f"{phase.n_ended} of {phase.n_total}", self._best_text(), _states_text(phase),
-            "" if left is None else f"about {duration(left)} left")
+            "" if left is None else f"{about(left)} left")
         lines = Table.grid(padding=(0, 2))
         for index, (label, event) in sorted(self._workers.items()):
             lines.add_row(*self._worker_row(index, label, event))

@@ -107,7 +107,8 @@ def _no_checkpoint(home: Path, study: str, chosen: Mapping[str, Any], state: str
     if state == "none":
         return (f"study '{study}', {chosen['what']}: no checkpoint was kept (only COMPLETE trials "
                 f"among the best --top-k keep one, and only those of a build= recipe)")
-    return f"study '{study}', {chosen['what']}: checkpoint {home / chosen['checkpoint']} is {state}"
+    path = home / chosen["checkpoint"]
+    return f"study '{study}', {chosen['what']}: checkpoint {path} is {state}"
 
 
 def _write(

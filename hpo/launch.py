@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpo import devices, phases, studies
 from hpo.display import Display, duration, make_display
 from hpo.drive import Goal
-from hpo.errors import HpoError
+from hpo.errors import HpoError, InputError
 from hpo.pool import Pool
 from hpo.search import check_sampler
 from hpo.settings import STORED, Settings, check
@@ -60,6 +60,20 @@ class Stopper:
             raise phases.TimeUp("the time of --timeout is used up")
 
 
+def make_home(home: Path) -> None:
+    """Make the folder that everything a run writes lies under.
+
+    Raises:
+        InputError: where it cannot be made or written to.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--home {home}: {error.strerror}") from None
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise InputError(f"--home {home}: no leave to write there")
+
+
 def launch(settings: Settings, console: Console) -> int:
     """Run a study from its module to its registry and return the exit code.
 
@@ -82,7 +96,10 @@ def _with_pool(
     settings: Settings, console: Console,
     work: Callable[[Settings, Console, Pool, Stopper], int],
 ) -> int:
+    from storage import validate_name
+
     check(settings)
+    validate_name(settings.name)
     stopper = Stopper()
     stopper.install()
     stopper.limit(settings.timeout_s)
@@ -110,6 +127,7 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
         stopper.limit(settings.timeout_s)
     show = _display(console, spec, pool)
     _say_plan(show, settings, described, pool)
+    make_home(settings.home)
     order = order_of(settings, spec)
     data = _prepared(pool, order, row, show)
     db = _made(settings, spec, data)
@@ -136,6 +154,7 @@ def _serve(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -
     row = _awaited_row(settings, show, stopper)
     studies.check_same(row, settings, spec)
     settings = replace(settings, **{name: row["settings"][name] for name in STORED})
+    make_home(settings.home)
     order = order_of(settings, spec)
     data = _prepared(pool, order, row, show)
     course = phases.Course(settings, spec, described["grid"], described["defaults"], data,
@@ -157,7 +176,7 @@ def _awaited_row(settings: Settings, show: Display, stopper: Stopper) -> Mapping
 
 
 def _stored_row(settings: Settings) -> Mapping[str, Any] | None:
-    db = open_existing(settings.storage, settings.home)
+    db = studies.open_existing(settings.storage)
     if db is None:
         return None
     try:
@@ -201,7 +220,7 @@ def _say_plan(
              f"thread{'s' if threads != 1 else ''} each"]
     lines += [row.text() for row in planned]
     lines += [f"warning: {text}" for text in spec["warnings"]]
-    show.plan(lines, sum(row.n_epochs for row in planned), int(settings.epochs or 0))
+    show.plan(lines, {row.phase: row.n_epochs for row in planned}, int(settings.epochs or 0))
 
 
 def data_line(data: Mapping[str, Any]) -> str:
@@ -212,21 +231,11 @@ def data_line(data: Mapping[str, Any]) -> str:
             f"{data['n_parameters']:,} parameters")
 
 
-def open_existing(url: str, home: Path) -> Database | None:
-    """Open the database if there is one; reading commands must not make an empty one."""
-    from storage.database import Database
-
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
-        return None
-    return Database(url)
-
-
 def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) -> Database:
     """Make home, database and the study's row where they are not there yet."""
     import storage
     from storage.database import Database
 
-    settings.home.mkdir(parents=True, exist_ok=True)
     storage.init(settings.storage)
     db = Database(settings.storage)
     db.runs.save_study(settings.name, module=settings.study, metric=spec["metric"],
@@ -243,7 +252,7 @@ def _worked(course: phases.Course, order: dict[str, Any], work: Callable[[], int
         return work()
     except (phases.Interrupted, phases.TimeUp) as stopped:
         phases.stop(course, str(stopped))
-        course.show.say(f"{command(course.settings)} goes on from here")
+        course.show.say("the same command goes on from here")
         if isinstance(stopped, phases.Interrupted):
             return stopped.exit_code
         return _exit_code(course)
@@ -253,12 +262,6 @@ def _worked(course: phases.Course, order: dict[str, Any], work: Callable[[], int
     finally:
         course.show.close()
         course.db.close()
-
-
-def command(settings: Settings) -> str:
-    """Return the command that goes on with a study."""
-    name = "" if settings.name == settings.study else f" --name {shlex.quote(settings.name)}"
-    return f"hpo run --study {settings.study}{name}"
 
 
 def _exit_code(course: phases.Course) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpo import confirm, queue
-from hpo.display import Display, duration
+from hpo.display import Display
 from hpo.errors import HpoError
 from hpo.pool import Pool
 from hpo.settings import Settings
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # The events of our own workers come at once; those of other hosts are looked for this often.
 _COUNT_S = 0.5
 _REAP_S = 5.0
+# A reason is one line of a table; a worker's last line may be any length.
+_MAX_LAST_LINE = 300
 
 
 class Interrupted(HpoError):
@@ -36,6 +38,9 @@ class Interrupted(HpoError):
 
 class TimeUp(HpoError):
     """The run reached its --timeout; what it had begun is back on the queue."""
+
+    # Where it comes before the first trial there is no COMPLETE one either.
+    exit_code = 3
 
 
 @dataclass
@@ -187,7 +192,10 @@ def _do(
     ensure_study(course.db, study, course.spec["direction"], course.spec["metric"])
     course.db.tickets.write(course.name, study, kind, list(items))
     tickets = [t for t in course.db.tickets.list(study) if t.kind == kind]
-    course.show.start(label or phase, len(tickets), _n_ended(tickets))
+    n_ended = _n_ended(tickets)
+    # After a sweep comes a trial at its pick.
+    each = {"trial": course.epochs, "sweep": 1 + course.epochs, "score": 0}[kind]
+    course.show.start(label or phase, len(tickets), n_ended, (len(tickets) - n_ended) * each)
     reaped_at = counted_at = 0.0
     while True:
         now = time.monotonic()
@@ -247,8 +255,8 @@ def _n_ended(tickets: Sequence[Ticket]) -> int:
 def _exit_text(event: Mapping[str, Any]) -> str:
     code = event["code"]
     how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    last = event["tail"].splitlines()[-1:] or [""]
-    return f"worker lost: its process was {how}" + (f": {last[0]}" if last[0] else "")
+    last = (event["tail"].splitlines() or [""])[-1][:_MAX_LAST_LINE]
+    return f"worker lost: its process was {how}" + (f": {last}" if last else "")
 
 
 def reap(course: Course, reason: str = "worker lost: its process is gone") -> None:
@@ -301,8 +309,3 @@ def stop(course: Course, why: str) -> None:
     course.show.say(f"{why}: running trials go back on the queue")
     course.pool.stop()
     reap(course, "interrupted: the run was stopped")
-
-
-def took(started: float) -> str:
-    """Return the time since a monotonic start, as people say it."""
-    return duration(time.monotonic() - started)

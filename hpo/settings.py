@@ -110,7 +110,7 @@ def parse_phases(text: str | None, sampler: str | None) -> tuple[str, ...]:
     `--sampler grid` means the grid phase alone.
 
     Raises:
-        InputError: for an unknown or empty list.
+        InputError: for an unknown or empty list, or a search without a sampler.
     """
     if text is None:
         return ("grid",) if sampler == "grid" else PHASES
@@ -121,6 +121,9 @@ def parse_phases(text: str | None, sampler: str | None) -> tuple[str, ...]:
         if phase not in PHASES:
             raise InputError(f"--phases: '{phase}' is no phase{nearest(phase, PHASES)} "
                              f"(accepted are {', '.join(PHASES)})")
+    if sampler == "grid" and "search" in asked:
+        raise InputError("--sampler grid is the phase grid and cannot draw for the phase search: "
+                         "leave one out")
     return tuple(phase for phase in PHASES if phase in asked)
 
 

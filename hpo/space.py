@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ _STEP_SLACK = 1e-8
 
 
 def plain(value: Any) -> Any:
-    """Return a numpy scalar or array as Python's own number or list; anything else as it is."""
+    """Return numpy's scalars and arrays, also inside a tuple or list, as Python's own."""
+    if type(value) in (tuple, list):
+        return type(value)(plain(part) for part in value)
     module = type(value).__module__.split(".")[0]
     return value.tolist() if module == "numpy" and hasattr(value, "tolist") else value
 
@@ -131,7 +134,11 @@ class Float(Param):
 
     def values(self) -> Iterator[float]:
         for i in range(self.n_values() or 0):
-            yield float(self.low + i * (self.step or 0.0))
+            yield self._at(i)
+
+    def _at(self, i: int) -> float:
+        """Return the i-th value, as Optuna counts them: in decimal, so that 3 x 0.3 is 0.9."""
+        return float(Decimal(str(self.low)) + i * Decimal(str(self.step or 0.0)))
 
     def distribution(self) -> BaseDistribution:
         from optuna.distributions import FloatDistribution
@@ -139,11 +146,15 @@ class Float(Param):
         high = self.high
         if self.step is not None:
             # Optuna warns when the range is no multiple of the step; its last value is the same.
-            high = self.low + ((self.n_values() or 1) - 1) * self.step
+            high = self._at((self.n_values() or 1) - 1)
         return FloatDistribution(float(self.low), float(high), log=self.log, step=self.step)
 
     def encode(self, value: Any) -> float:
         return float(value)
+
+    def decode(self, stored: Any) -> float:
+        # A sampler multiplies in binary; equal params must be equal to the last bit.
+        return stored if self.step is None else self._at(round((stored - self.low) / self.step))
 
     def to_json(self) -> dict[str, Any]:
         return {"type": "float", "low": float(self.low), "high": float(self.high),
@@ -234,7 +245,15 @@ class Categorical(Param):
             return [f"a choice must be None, a bool, a finite number, a text, or a tuple or list "
                     f"of them, got {bad[0]!r}"]
         twice = [c for i, c in enumerate(self.choices) if c in self.choices[:i]]
-        return [f"choices must differ, got {twice[0]!r} twice"] if twice else []
+        if twice:
+            return [f"choices must differ, got {twice[0]!r} twice"]
+        texts = [c for c in self.choices if isinstance(c, str) and c in self._texts()]
+        return [f"choices must differ, {texts[0]!r} is how a tuple or list among them is stored"
+                ] if texts else []
+
+    def _texts(self) -> set[str]:
+        """Return the texts that stand for tuples and lists."""
+        return {_stored(choice) for choice in self.choices if isinstance(choice, (tuple, list))}
 
     def contains(self, value: Any) -> bool:
         return self._index(plain(value)) is not None

@@ -20,6 +20,10 @@ Metrics: TypeAlias = dict[str, Any]
 Epochs: TypeAlias = Generator[Metrics, None, None]
 
 SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes", "qmc")
+_LR_PARAM = "lr"
+# The lowest value of each whole number that a spec may give.
+_LIMITS = {"epochs": 1, "n_trials": 1, "seed": 0, "prune_startup": 0, "prune_warmup": 0,
+           "top_k": 1, "confirm_seeds": 1}
 PRUNERS = ("median", "percentile", "asha", "hyperband", "none")
 
 
@@ -66,7 +70,7 @@ class StudySpec:
     minimize: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     grid: Mapping[str, Sequence[Any]] | None = None
-    lr_param: str = "lr"
+    lr_param: str = _LR_PARAM
     n_trials: int | None = None
     seed: int | None = None
     sampler: str | None = None
@@ -78,6 +82,8 @@ class StudySpec:
     confirm_seeds: int | None = None
 
     def __post_init__(self) -> None:
+        for what in (*_LIMITS, "timeout_s"):
+            object.__setattr__(self, what, plain(getattr(self, what)))
         faults = _spec_faults(self)
         if faults:
             raise SpecError(faults)
@@ -131,16 +137,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
+def _unknown(name: Any, space: Mapping[Any, Any]) -> str:
+    return (f"'{name}' is no param of the space ({', '.join(map(str, space))})"
+            f"{nearest(name, map(str, space))}")
+
+
 def _spec_faults(spec: StudySpec) -> list[str]:
     faults = _space_faults(spec.space)
     faults += _goal_faults(spec)
     faults += _number_faults(spec)
-    if not isinstance(spec.space, Mapping):
+    if not isinstance(spec.space, Mapping) or not spec.space:
         return faults
     sound = {name: p for name, p in spec.space.items() if isinstance(p, Param) and not p.faults()}
     for what, function in (("build", spec.build), ("objective", spec.objective)):
         if function is not None:
             faults += _signature_faults(what, function, spec.space)
+    if spec.lr_param not in (_LR_PARAM, *spec.space):
+        faults.append(f"lr_param: {_unknown(spec.lr_param, spec.space)}")
     faults += _values_faults("defaults", spec.defaults, spec.space, sound)
     if spec.grid is not None:
         faults += _grid_faults(spec, sound)
@@ -173,7 +186,9 @@ def _goal_faults(spec: StudySpec) -> list[str]:
         function = getattr(spec, what)
         if function is not None and not callable(function):
             faults.append(f"{what} must be a function, got {function!r}")
-    for what, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
+    # `--sampler grid` chooses the phase grid; the search itself has no such sampler.
+    drawing = [name for name in SAMPLERS if name != "grid"]
+    for what, known in (("sampler", drawing), ("pruner", PRUNERS)):
         value = getattr(spec, what)
         if value is not None and value not in known:
             faults.append(f"{what} must be one of {', '.join(known)}, got {value!r}"
@@ -183,16 +198,16 @@ def _goal_faults(spec: StudySpec) -> list[str]:
 
 def _number_faults(spec: StudySpec) -> list[str]:
     faults = []
-    limits = {"epochs": 1, "n_trials": 1, "seed": 0, "prune_startup": 0, "prune_warmup": 0,
-              "top_k": 1, "confirm_seeds": 1}
-    for what, low in limits.items():
-        value = plain(getattr(spec, what))
+    for what, low in _LIMITS.items():
+        value = getattr(spec, what)
         if value is None and what != "epochs":
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             faults.append(f"{what} must be a whole number of at least {low}, got {value!r}")
-    if spec.timeout_s is not None and not spec.timeout_s > 0:
-        faults.append(f"timeout_s must be above 0, got {spec.timeout_s!r}")
+    limit = spec.timeout_s
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))
+                              or not limit > 0):
+        faults.append(f"timeout_s must be a number above 0, got {limit!r}")
     return faults
 
 
@@ -228,8 +243,7 @@ def _values_faults(
     faults = []
     for name, value in values.items():
         if name not in space:
-            faults.append(f"{what}: '{name}' is no param of the space "
-                          f"({', '.join(map(str, space))}){nearest(name, map(str, space))}")
+            faults.append(f"{what}: {_unknown(name, space)}")
         elif name in sound and not sound[name].contains(value):
             faults.append(f"param '{name}': {what} has {value!r}, "
                           f"accepted is {sound[name].describe()}")

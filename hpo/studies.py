@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import InputError, NoResult
@@ -12,6 +13,15 @@ from hpo.space import space_from_json
 
 if TYPE_CHECKING:
     from storage.database import Database
+
+
+def open_existing(url: str) -> Database | None:
+    """Open the database if there is one; a question must not make an empty one."""
+    from storage.database import Database
+
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return None
+    return Database(url)
 
 
 def ensure_study(db: Database, study: str, direction: str, metric: str) -> None:
@@ -35,7 +45,7 @@ def study_names(db: Database) -> list[str]:
 
 
 def epochs_spent(db: Database, study: str) -> int:
-    """Return the epochs that a phase's trials have reported, with the sweep's one if it had one."""
+    """Return the epochs that a phase's trials have reported, and one for a sweep."""
     if study not in study_names(db):
         return 0
     study_id = db.studies.get_study_id_from_name(study)

@@ -262,7 +262,8 @@ class Tasks:
         assert trial_id is not None
         attrs = {**ending.attrs, "reason": ending.reason, "seed": ticket.payload["seed"],
                  "device": self.order["device"], "worker": self.owner,
-                 "duration_s": round(took, 4), "log": str(log.relative_to(self.home)), "ticket": ticket.idx}
+                 "duration_s": round(took, 4), "log": str(log.relative_to(self.home)),
+                 "ticket": ticket.idx}
         for name in ("candidate", "source_trial", "retry_of"):
             if ticket.payload.get(name) is not None:
                 attrs[name] = ticket.payload[name]

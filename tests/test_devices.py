@@ -1,0 +1,78 @@
+"""Devices: which GPUs may be used, and which worker gets which."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpo.devices import Slot, gpus, n_cores, slots
+from hpo.errors import InputError
+
+FOUR_FIVE = {"CUDA_VISIBLE_DEVICES": "4,5"}
+NONE = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def visible(found: list[Slot]) -> list[str]:
+    return [slot.visible for slot in found]
+
+
+def test_a_mask_from_outside_is_believed() -> None:
+    """C40.5: the workers see 4 and 5."""
+    assert visible(slots("0,1", None, FOUR_FIVE)) == ["4", "5"]
+    assert visible(slots("auto", None, FOUR_FIVE)) == ["4", "5"]
+    assert visible(slots("1", None, FOUR_FIVE)) == ["5"]
+
+
+@pytest.mark.parametrize(("mask", "ids"), [
+    ("", []), ("-1", []), ("0,-1,1", ["0"]), ("GPU-8f2a, GPU-77", ["GPU-8f2a", "GPU-77"]),
+])
+def test_a_mask_is_read_as_cuda_reads_it(mask: str, ids: list[str]) -> None:
+    assert gpus({"CUDA_VISIBLE_DEVICES": mask}) == ids
+
+
+def test_without_a_gpu_auto_is_the_cpu_with_no_gpu_visible() -> None:
+    found = slots("auto", 2, NONE)
+    assert [slot.device for slot in found] == ["cpu", "cpu"]
+    assert visible(found) == ["", ""]
+    assert [slot.label for slot in found] == ["cpu", "cpu"]
+
+
+def test_the_cpu_is_used_when_asked_for_though_there_are_gpus() -> None:
+    """C40.4: `--devices cpu` runs on any machine."""
+    assert slots("cpu", 1, FOUR_FIVE)[0].environment()["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 64])
+def test_cores_are_shared_out_among_the_workers(n: int) -> None:
+    found = slots("cpu", n, NONE)
+    assert [slot.index for slot in found] == list(range(n))
+    assert {slot.n_threads for slot in found} == {max(1, n_cores() // n)}
+    assert found[0].environment()["OMP_NUM_THREADS"] == str(max(1, n_cores() // n))
+
+
+def test_more_workers_than_devices_are_refused_with_the_way_to_share() -> None:
+    """C40.3: `--devices 0,1 --workers 3`."""
+    with pytest.raises(InputError, match="--workers 3: there are 2 devices, one worker each; to "
+                                         "share them write --devices 0,1,0"):
+        slots("0,1", 3, FOUR_FIVE)
+    assert visible(slots("0,1,0", 3, FOUR_FIVE)) == ["4", "5", "4"]
+
+
+def test_fewer_workers_than_devices_take_the_first() -> None:
+    assert visible(slots("auto", 1, FOUR_FIVE)) == ["4"]
+
+
+@pytest.mark.parametrize(("env", "there"), [(NONE, "no GPU"), (FOUR_FIVE, "indices 0 to 1")])
+def test_a_device_that_is_not_there_is_refused(env: dict, there: str) -> None:
+    """C40.4: `--devices 7` exits 2 and names the CPU as the way out."""
+    with pytest.raises(InputError, match=rf"there is no GPU 7 here \({there}\); use --devices cpu"):
+        slots("7", None, env)
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "0;1", "-1", "0,,1", "1.5"])
+def test_a_device_list_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="accepted are auto, cpu, or indices such as 0,1"):
+        slots(text, None, FOUR_FIVE)
+
+
+def test_a_gpu_s_label_is_the_id_it_is_seen_by() -> None:
+    assert [slot.label for slot in slots("auto", None, FOUR_FIVE)] == ["gpu 4", "gpu 5"]
