@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -84,6 +85,8 @@ def pictures(db: Database, study: str, home: Path, folder: Path) -> dict[str, st
     A picture of the same name is replaced under its old id, one that is no longer drawn is taken
     away, and artifacts of anyone else's are left alone.
     """
+    from optuna.artifacts.exceptions import ArtifactNotFound
+
     study_id = db.studies.get_study_id_from_name(study)
     there = _by_name(db.studies.get_study_system_attrs(study_id))
     store, links = ArtifactFolder(home), {}
@@ -92,6 +95,9 @@ def pictures(db: Database, study: str, home: Path, folder: Path) -> dict[str, st
             artifact_id = _put(db, study, store, folder / name, there.get(name))
             links[name] = f"/artifacts/{study_id}/{artifact_id}"
         elif name in there:
+            with suppress(ArtifactNotFound):
+                store.remove(there[name])
+            # The dashboard's own mark of a deleted artifact; Optuna cannot delete an attribute.
             db.studies.set_study_system_attr(study_id, _STUDY_PREFIX + there[name], "null")
     return links
 

@@ -1,0 +1,393 @@
+"""The end table, the verdict, the Markdown and the JSON say what the numbers say, and no more."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+
+import optuna
+import pytest
+import study_samples as samples
+from optuna.distributions import FloatDistribution, IntDistribution
+from study_samples import candidate
+
+from hpo import report
+from hpo.results import Phase, Trial, collect
+from hpo.verdict import compare, welch
+
+BASELINES = ("grid", "lr-range", "default")
+NAMES = {"grid": "the grid", "lr-range": "the LR-range pick", "default": "the defaults"}
+
+
+def refuse(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON")
+
+
+def strict(text: str) -> dict:
+    """Parse JSON as a reader does who knows neither NaN nor Infinity."""
+    return json.loads(text, parse_constant=refuse)
+
+
+# The verdict
+
+
+def test_a_search_clearly_above_every_baseline_has_won():
+    said = report.verdict(samples.results())
+    assert said.startswith("The search won: on test_accuracy its best is clearly better than "
+                           "the grid (by 0.0150), the LR-range pick (by 0.0210) and the defaults")
+    assert "after" in said and "the grid spent 72" in said
+
+
+def test_a_search_below_a_baseline_has_lost():
+    found = [candidate("search#1", 0.90, 0.901, 0.902), candidate("grid", 0.95, 0.951, 0.952)]
+    said = report.verdict(samples.results(candidates=found))
+    assert said.startswith("The search lost: on val_accuracy its best is clearly worse than "
+                           "the grid (by 0.0500).")
+
+
+def test_a_difference_inside_the_noise_is_called_that():
+    found = [candidate("search#1", 0.95, 0.97, 0.96), candidate("grid", 0.94, 0.96, 0.965)]
+    said = report.verdict(samples.results(candidates=found))
+    assert said.startswith("No difference that these seeds can show:")
+    assert "the grid (0.0050 better) by no more than the noise of 3 seeds" in said
+
+
+def test_one_seed_decides_nothing():
+    found = [candidate("search#1", 0.99), candidate("grid", 0.5)]
+    said = report.verdict(samples.results(candidates=found))
+    assert said.startswith("Not decided:")
+    assert "with one seed too few to tell that from noise" in said
+
+
+def test_equal_scores_are_called_the_same():
+    found = [candidate("search#1", 0.9, 0.9), candidate("grid", 0.9, 0.9)]
+    assert "scores the same as the grid" in report.verdict(samples.results(candidates=found))
+
+
+def test_missing_baselines_are_named():
+    found = [candidate("search#1", 0.98, 0.981), candidate("grid", 0.90, 0.901)]
+    assert report.verdict(samples.results(candidates=found)).endswith(
+        "Not compared, for want of confirmed scores: the LR-range pick and the defaults.")
+
+
+def test_without_any_baseline_nothing_is_claimed():
+    said = report.verdict(samples.results(candidates=[candidate("search#1", 0.98, 0.99)]))
+    assert "No baseline was confirmed" in said and "0.9850 (2 seeds)" in said
+    assert "better" not in said
+
+
+def test_an_unconfirmed_search_quotes_no_score():
+    said = report.verdict(samples.results(candidates=[]))
+    best = samples.results().best("search")
+    assert "not confirmed on fresh seeds" in said and f"#{best.number}" in said
+    assert "0." not in said
+
+
+def test_a_failed_confirmation_is_told():
+    lost = samples.results(candidates=[report_candidate_without_scores()])
+    assert "no COMPLETE confirmation on fresh seeds" in report.verdict(lost)
+
+
+def report_candidate_without_scores():
+    from hpo.results import Candidate
+
+    return Candidate("search#1", {"lr": 0.1})
+
+
+def test_a_search_of_failures_says_what_failed():
+    """C48.2."""
+    phases = {"search": Phase("search", "toy", samples.failed(3))}
+    said = report.verdict(samples.results(candidates=[], phases=phases))
+    assert "FAIL: 3" in said and "boom" in said
+
+
+@pytest.mark.parametrize(("found", "words"), [
+    ((), "No search trial has run yet"),
+    (tuple(Trial(i, "PRUNED", 0.5, reason="median at epoch 1") for i in range(3)), "PRUNED: 3"),
+])
+def test_a_search_without_a_complete_trial_has_no_result(found, words):
+    """C48.1, C48.3."""
+    said = report.verdict(samples.results(
+        candidates=[], phases={"search": Phase("search", "toy", found)}))
+    assert words in said and "there is no result" in said
+
+
+def test_less_is_better_where_the_metric_is_minimized():
+    found = [candidate("search#1", 0.10, 0.11), candidate("grid", 0.50, 0.51)]
+    said = report.verdict(samples.results(candidates=found, metric="val_loss", maximize=False))
+    assert "clearly better than the grid (by 0.4000)" in said
+
+
+def generated_case(seed: int):
+    """Return a study with drawn scores: any difference, noise, number of seeds and baselines."""
+    rng = random.Random(seed)
+    noise, n = rng.choice((0.0, 0.001, 0.02)), rng.choice((1, 2, 3, 8))
+    found = [candidate(name, *(rng.choice((0.9, 0.9, 0.91)) + rng.gauss(0, noise)
+                               for _ in range(n)), test=None)
+             for name in ("search#1", *BASELINES) if rng.random() < 0.85 or name == "search#1"]
+    return samples.results(candidates=found, maximize=rng.random() < 0.5,
+                           phases=samples.results().phases if rng.random() < 0.7 else {})
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_verdict_agrees_with_the_means_and_the_test(seed):
+    """Each baseline is named exactly once, under the word that its own numbers call for."""
+    results = generated_case(seed)
+    said = report.verdict(results)
+    found = {c.source: c for c in compare(results)}
+    ours = results.candidate("search").val
+    # What follows is about costs and about what is missing.
+    headline = re.split(r" It passed| Its \d+| Not compared", said)[0]
+    for source in BASELINES:
+        if source not in found:
+            assert NAMES[source] not in headline
+            continue
+        theirs = results.candidate(source).val
+        clause = next(part for part in headline.split("; it ") if NAMES[source] in part)
+        gain = (ours.mean - theirs.mean) * (1 if results.maximize else -1)
+        if "clearly better" in clause:
+            assert gain > 0 and found[source].p < 0.05 and ours.n > 1
+        elif "clearly worse" in clause:
+            assert gain < 0 and found[source].p < 0.05 and ours.n > 1
+        elif "scores the same" in clause:
+            assert gain == pytest.approx(0)
+        elif "one seed" in clause:
+            assert ours.n == 1
+        else:
+            assert "noise" in clause and found[source].p >= 0.05
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_welch_agrees_with_scipy(seed):
+    from scipy.stats import ttest_ind
+
+    rng = random.Random(seed)
+    a = [rng.gauss(0, 1) for _ in range(rng.randint(2, 6))]
+    b = [rng.gauss(0.5, 3) for _ in range(rng.randint(2, 6))]
+    p, half = welch(a, b)
+    wanted = ttest_ind(a, b, equal_var=False)
+    interval = wanted.confidence_interval(0.95)
+    assert p == pytest.approx(wanted.pvalue)
+    assert 2 * half == pytest.approx(interval.high - interval.low)
+
+
+def test_scores_without_noise_are_compared_exactly():
+    assert welch([0.1] * 3, [0.1] * 3) == (1.0, 0.0)
+    assert welch([0.1] * 3, [0.2] * 3) == (0.0, 0.0)
+    assert welch([0.1], [0.2, 0.3]) == (None, None)
+
+
+def test_the_best_of_the_search_is_the_best_by_its_confirmed_mean():
+    found = [candidate("search#1", 0.90, 0.92), candidate("search#2", 0.95, 0.97)]
+    assert samples.results(candidates=found).candidate("search").name == "search#2"
+
+
+def test_equal_means_do_not_read_as_noise_of_minus_zero():
+    found = [candidate("search#1", 0.9, 0.9), candidate("default", 0.9, 0.9)]
+    assert "-0.0" not in report.verdict(samples.results(candidates=found))
+
+
+# The table
+
+
+def test_the_table_has_a_row_each_with_scores_trials_and_epochs():
+    rows = report.summary(samples.results())
+    assert [row.source for row in rows] == ["search", *BASELINES]
+    assert rows[0].val.mean == pytest.approx(0.982) and rows[0].test.mean == pytest.approx(0.979)
+    assert (rows[1].n_trials, rows[1].n_epochs) == (9, 72)
+    assert (rows[3].n_trials, rows[3].n_epochs) == (0, 0)
+    assert rows[2].n_epochs == 9  # one trial of 8 epochs, and the sweep's one
+
+
+def test_the_plain_table_is_aligned_and_never_shows_the_search_score_as_the_result():
+    text = report.plain_table(samples.results())
+    best = samples.results().best("search")
+    assert len(text.splitlines()) == 5
+    assert "0.9820 ± 0.0010" in text and "0.9790 ± 0.0010" in text
+    assert f"{best.score:.4f}" not in text
+
+
+def test_the_terminal_table_shows_the_same_cells():
+    from rich.console import Console
+
+    console = Console(width=140, no_color=True)
+    with console.capture() as capture:
+        console.print(report.summary_table(samples.results()))
+    for cell in ("0.9820 ± 0.0010", "0.9640 ± 0.0010", "defaults", "passed grid after"):
+        assert cell in capture.get()
+
+
+def test_what_has_not_run_is_said_so_and_not_that_it_failed():
+    text = report.plain_table(samples.results(candidates=[], phases={}))
+    assert text.count("not run") == 4 and "never" not in text
+
+
+def test_a_search_that_never_passed_the_grid_says_never():
+    low = [Trial(0, "COMPLETE", 0.1, curve=((0, 0.1),))]
+    phases = {**samples.results().phases, "search": Phase("search", "toy", tuple(low))}
+    assert "never" in report.plain_table(samples.results(phases=phases))
+
+
+# Importance
+
+
+def complete(n, params, values):
+    distributions = {"x": FloatDistribution(0, 1), "k": IntDistribution(1, 1)}
+    return [Trial(i, "COMPLETE", values[i], {name: params[name](i) for name in params},
+                  distributions={name: distributions[name] for name in params}) for i in range(n)]
+
+
+@pytest.mark.parametrize("found", [
+    [], samples.failed(3), [Trial(0, "PRUNED", 1.0)],
+    complete(1, {"x": lambda i: 0.5}, [1.0]),
+    complete(3, {"x": lambda i: i / 3}, [1.0, 1.0, 1.0]),
+])
+def test_importance_needs_two_different_scores(found):
+    """C48.1 to C48.5."""
+    assert report.importance(samples.results(search=found)) == {
+        "importance": None, "why": "not enough data"}
+
+
+def test_a_param_that_cannot_vary_has_no_importance():
+    """C48.6."""
+    found = complete(3, {"x": lambda i: i / 3, "k": lambda i: 1}, [1.0, 2.0, 3.0])
+    assert report.importance(samples.results(search=found)) == {"importance": {"x": 1.0, "k": 0.0}}
+
+
+def test_a_param_of_one_trial_only_breaks_nothing():
+    """C48.7."""
+    found = complete(4, {"x": lambda i: i / 4}, [1.0, 2.0, 3.0, 4.0])
+    extra = complete(5, {"x": lambda i: i / 5, "k": lambda i: 1}, [1, 2, 3, 4, 5.0])[4]
+    said = report.importance(samples.results(search=[*found, extra]))
+    assert set(said["importance"]) == {"x", "k"}
+
+
+def test_importance_finds_the_param_that_matters_in_either_direction(capfd):
+    rng = random.Random(0)
+    rows = [(rng.random(), rng.random()) for _ in range(60)]
+    space = {"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}
+    for sign in (1, -1):
+        found = [Trial(i, "COMPLETE", -sign * (a - 0.3) ** 2 + b / 1000, {"a": a, "b": b},
+                       distributions=space) for i, (a, b) in enumerate(rows)]
+        said = report.importance(samples.results(search=found, maximize=sign > 0))
+        assert said["importance"]["a"] > 0.8
+        assert sum(said["importance"].values()) == pytest.approx(1)
+    assert capfd.readouterr() == ("", "")
+
+
+# The files
+
+
+def test_a_report_is_markdown_with_its_pictures_beside_it(tmp_path):
+    path = report.write(samples.results(), tmp_path / "r")
+    text = path.read_text()
+    assert path.name == "report.md" and text.startswith("# toy\n")
+    for name in ("progress.png", "curves.png", "lr_range.png", "importance.png"):
+        assert f"]({name})" in text and (tmp_path / "r" / name).stat().st_size > 5000
+    assert report.verdict(samples.results()) in text
+    assert "hpo run --study toy --n-trials 20 --seed 0 --sampler tpe" in text
+    assert strict((tmp_path / "r" / "report.json").read_text())["name"] == "toy"
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        "curves.png", "importance.png", "lr_range.png", "progress.png", "report.json",
+        "report.md"]
+
+
+def test_a_report_without_data_has_no_pictures_and_says_why(tmp_path):
+    report.write(samples.results(), tmp_path)
+    text = report.write(samples.results(candidates=[], phases={}, sweep=None),
+                        tmp_path).read_text()
+    assert not list(tmp_path.glob("*.png"))
+    for why in ("no trial is COMPLETE yet", "no trial has reported an epoch yet",
+                "there was no LR range test", "not enough data"):
+        assert f"No picture: {why}." in text
+
+
+def test_reasons_are_counted_by_state_and_shown_as_they_were_written(tmp_path):
+    odd = samples.failed(2, "error: ValueError: a | b in <module>\nsecond `line`")
+    text = report.write(samples.results(search=odd, candidates=[]), tmp_path).read_text()
+    assert "| search | 2 | FAIL | `error` | `#1: error: ValueError: a \\| b in <module> " in text
+
+
+def test_json_is_strict_whatever_the_values(tmp_path):
+    """C19.3: NaN and infinity are null."""
+    wild = [Trial(0, "COMPLETE", float("inf"), {"x": float("nan")}, curve=((0, float("nan")),)),
+            Trial(1, "PRUNED", float("-inf"), {"x": (64, 32)}, "diverged at epoch 0")]
+    data = strict(report.to_json(samples.results(search=wild)))
+    first, second = data["phases"]["search"]["trials"]
+    assert first["value"] is None and first["curve"] == [[0, None]]
+    assert second["params"] == {"x": [64, 32]} and second["reason"] == "diverged at epoch 0"
+
+
+def test_json_keeps_every_digit_of_a_float():
+    """C06."""
+    value = 1 / 3 + 1e-16
+    found = [Trial(0, "COMPLETE", value, {"lr": 1e-7 / 3}, curve=((0, value),))]
+    data = strict(report.to_json(samples.results(search=found)))
+    (trial,) = data["phases"]["search"]["trials"]
+    assert trial["value"].hex() == value.hex() and trial["params"]["lr"].hex() == (1e-7 / 3).hex()
+
+
+@pytest.mark.parametrize("search,candidates,phases", list(itertools.product(
+    ([], samples.failed(3), samples.trials(1, 0.9)), (None, []), (None, {}))))
+def test_every_state_of_a_study_has_a_whole_report(tmp_path, search, candidates, phases):
+    other = {} if phases is None else {"phases": phases}
+    results = samples.results(search=search, candidates=candidates, **other)
+    assert report.write(results, tmp_path).read_text().count("## ") >= 6
+    assert strict(report.to_json(results))["verdict"]
+
+
+# The dashboard's note
+
+
+@pytest.fixture
+def db(tmp_path):
+    db = samples.stored(tmp_path)
+    yield db
+    db.close()
+
+
+def attrs_of(db):
+    return db.studies.get_study_system_attrs(db.studies.get_study_id_from_name("toy"))
+
+
+def test_the_report_is_the_study_s_note_with_its_pictures(db, tmp_path):
+    from optuna_dashboard import get_note
+
+    results = collect(db, "toy")
+    report.write(results, tmp_path / "reports" / "toy")
+    report.note(db, results, tmp_path)
+    body = get_note(optuna.load_study(study_name="toy", storage=db.studies))
+    assert report.verdict(results) in body and "](/artifacts/" in body
+    metas = [json.loads(v) for k, v in attrs_of(db).items() if k.startswith("artifacts:")]
+    assert sorted(m["filename"] for m in metas) == [
+        "curves.png", "importance.png", "progress.png"]
+    for meta in metas:
+        assert (tmp_path / "artifacts" / meta["artifact_id"]).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_second_report_replaces_the_first_one_s_pictures(db, tmp_path):
+    results = collect(db, "toy")
+    for _ in range(3):
+        report.write(results, tmp_path / "reports" / "toy")
+        report.note(db, results, tmp_path)
+    assert len([k for k in attrs_of(db) if k.startswith("artifacts:")]) == 3
+    assert len(list((tmp_path / "artifacts").iterdir())) == 3
+
+
+def test_a_picture_that_is_no_longer_drawn_is_taken_away(db, tmp_path):
+    results = collect(db, "toy")
+    folder = tmp_path / "reports" / "toy"
+    report.write(results, folder)
+    report.note(db, results, tmp_path)
+    (folder / "curves.png").unlink()
+    report.note(db, results, tmp_path)
+    metas = [json.loads(v) for k, v in attrs_of(db).items() if k.startswith("artifacts:")]
+    assert sorted(m["filename"] for m in metas if m) == ["importance.png", "progress.png"]
+    assert len(list((tmp_path / "artifacts").iterdir())) == 2
+
+
+def test_a_study_that_has_not_begun_has_no_note(db, tmp_path):
+    report.note(db, samples.results(phases={}, candidates=[]), tmp_path)
+    assert not attrs_of(db).get("dashboard:note_str:0")
