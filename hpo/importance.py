@@ -41,8 +41,8 @@ def _raw(trials: list[Trial], maximize: bool) -> dict[str, float]:
     if len(frozen) < 2:
         return {}
     with warnings.catch_warnings(), _quiet(optuna.logging):
-        # It warns of few trials, of params that only some trials have, and of `normalize=`, without
-        # which no importance at all could not be told from equal ones.
+        # It warns of few trials, of params that only some trials have, and of `normalize=`: but
+        # normalized, no importance at all could not be told from equal ones.
         warnings.simplefilter("ignore")
         study = optuna.create_study(direction=direction)
         study.add_trials(frozen)

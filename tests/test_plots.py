@@ -1,0 +1,100 @@
+"""Pictures are drawn for what there is, whole and legible, and for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import study_samples as samples
+from PIL import Image
+
+from hpo import plots
+from hpo.results import Phase, Sweep, Trial
+
+SHARES = {"lr": 0.7, "weight_decay": 0.2, "dropout": 0.1, "hidden": 0.0}
+
+
+def drawn(results, folder, importance=None):
+    return [path.name for path in plots.draw_all(results, folder, importance)]
+
+
+def search_of(*trials):
+    """Return a study whose search has these trials, and nothing else."""
+    return samples.results(phases={"search": Phase("search", "toy", trials)}, candidates=[],
+                           sweep=None)
+
+
+def test_a_whole_study_has_all_four_pictures(tmp_path):
+    assert drawn(samples.results(), tmp_path, SHARES) == list(plots.PICTURES)
+    for name in plots.PICTURES:
+        with Image.open(tmp_path / name) as picture:
+            assert picture.format == "PNG" and picture.width == 1600
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
+
+
+def test_nothing_to_draw_leaves_no_picture_and_removes_an_old_one(tmp_path):
+    drawn(samples.results(), tmp_path, SHARES)
+    empty = samples.results(phases={}, candidates=[], sweep=None)
+    assert drawn(empty, tmp_path) == [] and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("results", "names"), [
+    (search_of(Trial(0, "COMPLETE", 0.9, curve=((0, 0.9),))), ["progress.png", "curves.png"]),
+    (search_of(*(Trial(i, "PRUNED", 0.5, curve=((0, 0.4 + i / 10),)) for i in range(4))),
+     ["curves.png"]),
+    (search_of(*samples.failed(3)), []),
+    (search_of(Trial(0, "RUNNING", curve=((0, 0.5), (1, 0.6)))), ["curves.png"]),
+    (search_of(Trial(0, "COMPLETE", 0.0, curve=((0, 0.0),))), ["progress.png", "curves.png"]),
+    (search_of(Trial(0, "COMPLETE", float("inf"), curve=((0, float("inf")),))), []),
+    (search_of(*samples.trials(300, 0.99)), ["progress.png", "curves.png"]),
+])
+def test_each_state_of_a_search_gets_the_pictures_it_has_data_for(tmp_path, results, names):
+    assert drawn(results, tmp_path) == names
+
+
+def test_losses_over_many_powers_of_ten_are_drawn(tmp_path):
+    trials = [Trial(i, "COMPLETE", 10.0 ** -i, curve=tuple((e, 10.0 ** (4 - i - e))
+                                                          for e in range(5))) for i in range(6)]
+    loss = samples.results(search=trials, metric="val_loss", maximize=False)
+    assert "progress.png" in drawn(loss, tmp_path)
+
+
+def test_negative_values_and_one_wild_value_are_drawn(tmp_path):
+    trials = [Trial(i, "COMPLETE", -float(i), curve=((0, -1e6 if i == 3 else -float(i)),))
+              for i in range(9)]
+    assert "curves.png" in drawn(search_of(*trials), tmp_path)
+
+
+def test_a_sweep_without_a_pick_is_drawn_with_its_reason(tmp_path):
+    sweep = samples.sweep()
+    flat = Sweep(sweep.rates, (2.3,) * 100, (), None, None, None, "the loss never fell")
+    plots.draw_sweep(flat, tmp_path / "new" / "lr.png")
+    assert (tmp_path / "new" / "lr.png").stat().st_size > 5000
+
+
+def test_a_sweep_that_blew_up_is_drawn(tmp_path):
+    rates = tuple(10.0 ** (i / 10 - 7) for i in range(40))
+    losses = (*(2.3 - i / 40 for i in range(36)), 1e9, float("inf"), float("nan"), float("nan"))
+    plots.draw_sweep(Sweep(rates, losses, losses, 1e-4, 1e-5, 1e-3, "steep"), tmp_path / "lr.png")
+    assert (tmp_path / "lr.png").stat().st_size > 5000
+
+
+def test_drawing_needs_no_display_and_leaves_the_caller_s_settings_alone(tmp_path, monkeypatch):
+    import matplotlib
+
+    monkeypatch.delenv("DISPLAY", raising=False)
+    before = dict(matplotlib.rcParams)
+    drawn(samples.results(), tmp_path, SHARES)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_labels_never_come_closer_than_asked_and_stay_inside():
+    for wanted in ([0.5, 0.5, 0.5], [0.98, 0.99, 1.2], [-0.4, 0.0, 0.01, 0.9]):
+        placed = plots._spread(wanted, 0.1, 0.05, 0.95)
+        ordered = sorted(placed)
+        assert all(b - a >= 0.1 - 1e-9 for a, b in zip(ordered, ordered[1:], strict=False))
+        assert ordered[0] >= 0.05 - 1e-9 and ordered[-1] <= 0.95 + 1e-9
+
+
+def test_one_level_far_from_all_others_does_not_squeeze_them():
+    levels = {"search": [0.98], "grid": [0.97], "lr-range": [0.2]}
+    assert plots._without_far(levels) == ["search", "grid"]
+    assert len(plots._without_far({"search": [0.98], "grid": [0.2]})) == 2
