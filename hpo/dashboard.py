@@ -15,6 +15,7 @@ import secrets
 import socket
 import sys
 import threading
+import warnings
 import webbrowser
 from collections.abc import Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
@@ -133,6 +134,7 @@ def _answer(
 
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>hpo dashboard</title>
+<link rel="icon" href="data:,">
 <body style="font:16px/1.5 system-ui,sans-serif;max-width:34em;margin:18vh auto;padding:0 1em">
 <h1 style="font-size:1.3em">hpo dashboard</h1><p>{reason}.</p>
 <form method="get" action="/"><input type="password" name="token" size="36" aria-label="token"
@@ -283,6 +285,8 @@ def serve(
     """
     token = check_token(token, host=host, no_token=no_token)
     _require_dashboard()
+    # With few trials Optuna warns at every look at a study; the page shows as much itself.
+    warnings.filterwarnings("ignore", module=r"optuna\.")
     import storage
 
     db = storage.Database(db_url)

@@ -7,6 +7,7 @@ Ito's, which colour-blind readers can tell apart; names stand at their lines, no
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -331,8 +332,11 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
         axes.set_xlabel("learning rate")
         if sweep.pick is not None:
             _draw_pick(axes, sweep)
-        axes.set_title("LR range test" if sweep.pick is not None
-                       else f"LR range test: no pick ({sweep.reason or 'no reason given'})")
+            axes.set_title("LR range test")
+        else:
+            axes.set_title("LR range test: no pick")
+            axes.text(0.02, 0.95, "\n".join(textwrap.wrap(sweep.reason, 90)), va="top",
+                      transform=axes.transAxes, fontweight="bold", fontsize=9)
         axes.text(1.0, 1.02, "grey: each step  ·  blue: smoothed", transform=axes.transAxes,
                   ha="right", va="bottom", fontsize=9, color="#555555")
 

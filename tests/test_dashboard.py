@@ -1,0 +1,394 @@
+"""The dashboard shows a study to whoever holds the token, and lets nobody else in."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import optuna
+import pytest
+import study_samples as samples
+
+from hpo import dashboard, report
+from hpo.errors import InputError
+from hpo.results import Phase, Trial, collect
+
+TOKEN = "a-token-for-tests-only"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def refuse(word):
+    raise AssertionError(f"{word} is no JSON")
+
+
+class Site:
+    """A served dashboard, and one request at a time to it."""
+
+    def __init__(self, server, db, home):
+        self.port, self.db, self.home = server.server_port, db, home
+
+    def ask(self, path, method="GET", *, cookie=True, **headers):
+        """Return (status, headers, body); header names are written with underscores."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        sent = {"Cookie": f"hpo_token={TOKEN}"} if cookie else {}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, headers=sent)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, answer.headers, body
+
+    def json(self, path):
+        status, _, body = self.ask(path)
+        assert status == 200, body
+        return json.loads(body, parse_constant=refuse)
+
+    def study_id(self, name="toy"):
+        return self.db.studies.get_study_id_from_name(name)
+
+
+@pytest.fixture
+def site_of(tmp_path):
+    """Give a function that serves a study; all servers end with the test."""
+    opened = []
+
+    def serve(sample=None, *, writable=False, token: str | None = TOKEN):
+        db = samples.stored(tmp_path, sample=sample)
+        app = dashboard.make_app(db, tmp_path, token=token, hosts=dashboard._hosts("127.0.0.1"),
+                                 writable=writable)
+        server = dashboard.listen(app, "127.0.0.1", 0)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        opened.append((server, thread, db))
+        return Site(server, db, tmp_path)
+
+    yield serve
+    for server, thread, db in opened:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        db.close()
+
+
+# The door
+
+
+def test_without_the_token_nothing_is_shown_and_nothing_deleted(site_of):
+    """C45.2."""
+    site = site_of(writable=True)
+    path = f"/api/studies/{site.study_id()}"
+    for where, method in (("/api/studies", "GET"), (path, "DELETE"), ("/dashboard", "GET"),
+                          ("/static/bundle.js", "GET"), (f"{path}?token=wrong", "DELETE")):
+        assert site.ask(where, method, cookie=False)[0] == 401
+    assert site.ask("/api/studies", cookie=False, Cookie="hpo_token=wrong")[0] == 401
+    assert len(site.json("/api/studies")["study_summaries"]) == 4
+
+
+def test_a_change_from_another_page_or_under_another_name_is_refused(site_of):
+    """C45.3."""
+    site = site_of(writable=True)
+    path = f"/api/studies/{site.study_id()}"
+    assert site.ask(path, "DELETE", Origin="http://evil.example")[0] == 403
+    assert site.ask(path, "DELETE", Origin="null")[0] == 403
+    assert site.ask(path, "DELETE", Host="evil.example")[0] == 403
+    assert site.ask("/api/studies", Host="evil.example:80")[0] == 403
+    assert site.study_id()
+
+
+def test_a_writable_dashboard_deletes_for_its_own_page(site_of):
+    site = site_of(writable=True)
+    origin = f"http://127.0.0.1:{site.port}"
+    assert site.ask(f"/api/studies/{site.study_id()}", "DELETE", Origin=origin)[0] == 204
+    with pytest.raises(KeyError):
+        site.study_id()
+
+
+def test_a_dashboard_only_shows_unless_it_was_asked_to_change(site_of):
+    site = site_of()
+    status, _, body = site.ask(f"/api/studies/{site.study_id()}", "DELETE")
+    assert status == 403 and "--writable" in json.loads(body)["reason"]
+    assert site.study_id()
+
+
+def test_the_token_moves_from_the_address_into_a_cookie(site_of):
+    site = site_of()
+    status, headers, _ = site.ask(f"/?token={TOKEN}&a=b", cookie=False)
+    assert status == 303 and headers["Location"] == "/?a=b"
+    assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Lax" in headers["Set-Cookie"]
+    cookie = headers["Set-Cookie"].split(";")[0]
+    assert site.ask("/api/studies", cookie=False, Cookie=cookie)[0] == 200
+
+
+def test_logging_in_never_leads_to_another_host(site_of):
+    status, headers, _ = site_of().ask(f"//evil.example/?token={TOKEN}", cookie=False)
+    assert status == 303 and headers["Location"] == "/evil.example/"
+
+
+def test_a_script_may_send_the_token_as_a_bearer(site_of):
+    site = site_of()
+    assert site.ask("/api/studies", cookie=False, Authorization=f"Bearer {TOKEN}")[0] == 200
+    assert site.ask("/api/studies", cookie=False, Authorization="Bearer no")[0] == 401
+
+
+def test_a_browser_without_the_token_gets_a_page_that_asks_for_it(site_of):
+    status, headers, body = site_of().ask("/", cookie=False, Accept="text/html")
+    assert status == 401 and headers["Content-Type"].startswith("text/html")
+    assert b'name="token"' in body
+
+
+def test_the_token_never_reaches_the_access_log(site_of, capfd):
+    """C45.5."""
+    site = site_of()
+    site.ask(f"/?token={TOKEN}", cookie=False)
+    site.ask(f"/dashboard?x=1&token={TOKEN}", cookie=False, Referer=f"http://h/?token={TOKEN}")
+    site.ask("/api/studies")
+    out, log = capfd.readouterr()
+    assert "GET /api/studies 200" in log and "GET / 303" in log
+    assert TOKEN not in out + log
+
+
+def test_without_a_token_foreign_names_are_still_refused(site_of):
+    site = site_of(token=None)
+    assert site.ask("/api/studies", cookie=False)[0] == 200
+    assert site.ask("/api/studies", cookie=False, Host="evil.example")[0] == 403
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_an_address_that_others_reach_needs_a_token(host):
+    """C45.4."""
+    with pytest.raises(InputError, match="--no-token with --host") as error:
+        dashboard.serve("sqlite:///none.db", Path("x"), host, no_token=True)
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_this_machine_s_own_addresses_may_do_without(host):
+    assert dashboard.check_token(None, host=host, no_token=True) is None
+
+
+def test_the_token_is_random_unless_one_is_given(monkeypatch):
+    monkeypatch.delenv(dashboard.TOKEN_VARIABLE, raising=False)
+    drawn = {dashboard.check_token(None, host="0.0.0.0", no_token=False) for _ in range(5)}
+    assert len(drawn) == 5 and min(map(len, drawn)) >= 32
+    monkeypatch.setenv(dashboard.TOKEN_VARIABLE, TOKEN)
+    assert dashboard.check_token(None, host="0.0.0.0", no_token=False) == TOKEN
+    monkeypatch.setenv(dashboard.TOKEN_VARIABLE, "short")
+    with pytest.raises(InputError, match="at least 16 characters") as error:
+        dashboard.check_token(None, host="127.0.0.1", no_token=False)
+    assert "short" not in str(error.value)
+
+
+def test_a_taken_port_is_said_in_one_line(site_of):
+    site = site_of()
+    with pytest.raises(InputError, match=rf"cannot listen on 127.0.0.1:{site.port} .*--port 0"):
+        dashboard.listen(lambda *_: [], "127.0.0.1", site.port)
+
+
+def test_wherever_it_listens_the_printed_address_can_be_opened():
+    assert dashboard.address("0.0.0.0", 80, "t") == "http://127.0.0.1:80/?token=t"
+    assert dashboard.address("::", 80, None) == "http://[::1]:80/"
+
+
+# What it shows
+
+
+def published(site):
+    results = collect(site.db, "toy")
+    report.write(results, site.home / "reports" / "toy")
+    report.note(site.db, results, site.home)
+    return site.json(f"/api/studies/{site.study_id()}")
+
+
+def test_the_study_shows_its_trials_its_note_and_its_pictures(site_of):
+    site = site_of()
+    shown = published(site)
+    assert len(shown["trials"]) == 20 and shown["has_intermediate_values"]
+    assert "The search won" in shown["note"]["body"]
+    for artifact in shown["artifacts"]:
+        path = f"/artifacts/{site.study_id()}/{artifact['artifact_id']}"
+        assert path in shown["note"]["body"]
+        status, headers, body = site.ask(path)
+        assert status == 200 and body[:4] == b"\x89PNG"
+        assert "sandbox" in headers["Content-Security-Policy"]
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+def stored_checkpoint(site):
+    """Return the trial that has a checkpoint, the file, and its address in the dashboard."""
+    path = site.home / "artifacts" / "toy" / "search" / "0.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"weights")
+    study = optuna.load_study(study_name="toy", storage=site.db.studies)
+    study.add_trial(optuna.create_trial(value=0.99, user_attrs={
+        "checkpoint": "artifacts/toy/search/0.pt"}))
+    shown = published(site)
+    (artifact,) = shown["trials"][-1]["artifacts"]
+    trial_id = shown["trials"][-1]["trial_id"]
+    return artifact, path, f"/artifacts/{site.study_id()}/{trial_id}/{artifact['artifact_id']}"
+
+
+def test_a_trial_s_checkpoint_can_be_fetched_and_is_stored_once(site_of):
+    site = site_of()
+    artifact, path, address = stored_checkpoint(site)
+    assert artifact["filename"] == "0.pt" and site.ask(address)[2] == b"weights"
+    files = [p for p in (site.home / "artifacts").rglob("*") if p.is_file()]
+    assert [p for p in files if p.read_bytes() == b"weights"] == [path]
+
+
+def test_an_artifact_whose_file_is_gone_is_not_found(site_of):
+    """C47.3."""
+    site = site_of()
+    _, path, address = stored_checkpoint(site)
+    path.unlink()
+    assert site.ask(address)[0] == 404
+    picture = published(site)["artifacts"][0]["artifact_id"]
+    (site.home / "artifacts" / picture).unlink()
+    assert site.ask(f"/artifacts/{site.study_id()}/{picture}")[0] == 404
+    assert site.ask(f"/artifacts/{site.study_id()}/{'0' * 32}")[0] == 404
+
+
+def test_no_artifact_leads_out_of_its_folder(site_of):
+    site = site_of()
+    (site.home / "secret.pt").write_text("secret")
+    outside = b"../secret.pt".hex()
+    key = f"artifacts:{outside}"
+    site.db.studies.set_study_system_attr(site.study_id(), key, json.dumps(
+        {"artifact_id": outside, "filename": "x", "mimetype": "text/plain", "encoding": None}))
+    site.db.studies.flush()
+    assert site.ask(f"/artifacts/{site.study_id()}/{outside}")[0] == 404
+
+
+def test_a_study_whose_artifact_files_are_gone_can_still_be_deleted(site_of):
+    site = site_of(writable=True)
+    published(site)
+    shutil.rmtree(site.home / "artifacts")
+    status, _, body = site.ask(f"/api/studies/{site.study_id()}", "DELETE")
+    assert status == 204, body
+
+
+def wild():
+    """Return a study with infinite values, a NaN epoch and all kinds of choices."""
+    inf = float("inf")
+    trials = [Trial(i, "COMPLETE", v, {"lr": 0.01 + i / 100}, curve=((0, v),),
+                    distributions={"lr": samples.SPACE["lr"]})
+              for i, v in enumerate((inf, 1.0, -inf))]
+    trials.append(Trial(3, "PRUNED", 0.5, reason="diverged at epoch 0", curve=(
+        (0, float("nan")),), attrs={"best": {"loss": float("nan")}}))
+    return samples.results(candidates=[], phases={"search": Phase("search", "toy", tuple(trials))})
+
+
+# Optuna warns of few trials; `serve` keeps that out of the log, as a test cannot.
+@pytest.mark.filterwarnings("ignore:.*(quantiles select|number of trials):UserWarning")
+@pytest.mark.parametrize("sample", [
+    wild(), samples.results(),
+    *(samples.results(candidates=[], phases={"search": Phase("search", "toy", trials)})
+      for trials in ((), samples.failed(3), samples.trials(1, 0.9))),
+])
+def test_every_state_of_a_study_is_served_as_strict_json(site_of, sample):
+    """C19.2, C48."""
+    site = site_of(sample)
+    for study in site.json("/api/studies")["study_summaries"]:
+        site.json(f"/api/studies/{study['study_id']}")
+        site.json(f"/api/studies/{study['study_id']}/param_importances")
+
+
+def test_choices_of_tuples_and_lists_are_served(site_of):
+    """C30.6."""
+    from hpo import Categorical
+
+    site = site_of()
+    study = optuna.load_study(study_name="toy", storage=site.db.studies)
+    for choices in ([(64, 32), (128,)], [[64, 32], [128]], [None, True, 1.5, "a"]):
+        param = Categorical(choices)
+        study.add_trial(optuna.create_trial(
+            value=1.0, params={f"p{len(study.trials)}": param.encode(choices[0])},
+            distributions={f"p{len(study.trials)}": param.distribution()}))
+    site.db.studies.flush()
+    assert "(64, 32)" in json.dumps(site.json(f"/api/studies/{site.study_id()}"))
+
+
+def test_static_files_are_served_to_clients_that_accept_no_encoding(site_of):
+    connection = http.client.HTTPConnection("127.0.0.1", site_of().port, timeout=60)
+    connection.putrequest("GET", "/favicon.ico", skip_accept_encoding=True)
+    connection.putheader("Cookie", f"hpo_token={TOKEN}")
+    connection.endheaders()
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_serving_prints_the_address_once_and_ends_with_an_interrupt(tmp_path):
+    """C45.1."""
+    import signal
+
+    samples.stored(tmp_path).close()
+    code = ("import sys\nfrom pathlib import Path\nfrom hpo.dashboard import serve\n"
+            "serve(sys.argv[1], Path(sys.argv[2]), port=int(sys.argv[3]))")
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, f"sqlite:///{tmp_path / 'hpo.db'}", str(tmp_path),
+         str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = server.stdout.readline()
+        found = re.fullmatch(rf"dashboard: http://127\.0\.0\.1:{port}/\?token=(\S+)\n", line)
+        assert found, line
+        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        asked.request("GET", "/api/studies", headers={"Cookie": f"hpo_token_{port}={found[1]}"})
+        assert asked.getresponse().status == 200
+        asked.close()
+        server.send_signal(signal.SIGINT)
+        out, log = server.communicate(timeout=60)
+    finally:
+        server.kill()
+        server.communicate()
+    assert server.returncode == 0
+    assert found[1] not in out + log and "Traceback" not in log
+
+
+# In a browser
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+def test_a_person_logs_in_and_reads_the_report_with_its_pictures(site_of, tmp_path):
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright")
+    site = site_of()
+    published(site)
+    base, foreign, errors = f"http://127.0.0.1:{site.port}", [], []
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=[
+            "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(90_000)
+        page.on("request", lambda r: r.url.startswith((base, "data:", "blob:"))
+                or foreign.append(r.url))
+        page.goto(base)
+        # The console holds the 401 of the log-in page; what comes after it counts.
+        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.fill("input[name=token]", TOKEN)
+        page.click("button")
+        page.wait_for_url("**/dashboard**")
+        page.get_by_text("toy/grid").first.wait_for()
+        page.goto(f"{base}/dashboard/studies/{site.study_id()}/note")
+        page.get_by_text("The search won").first.wait_for()
+        page.wait_for_function("() => [...document.images].filter(i => i.src.includes("
+                               "'/artifacts/') && i.naturalWidth > 1000).length >= 3")
+        page.screenshot(path=tmp_path / "note.png")
+        page.goto(f"{base}/dashboard/studies/{site.study_id()}")
+        page.get_by_text("Best Trial").first.wait_for()
+        page.screenshot(path=tmp_path / "study.png")
+        browser.close()
+    assert (tmp_path / "note.png").stat().st_size > 20_000
+    assert foreign == [] and errors == []
