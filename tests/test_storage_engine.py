@@ -97,7 +97,9 @@ def test_a_plain_postgres_url_uses_psycopg_3(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "postgresql://u:secret@h/d", "postgresql://u:se:cr@et@h/d", "postgresql://:secret@h/d",
+        "postgresql://u:secret@h/d",
+        "postgresql://u:se:cr@et@h/d",
+        "postgresql://:secret@h/d",
         "postgresql://h/d?user=u&password=secret",
     ],
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import optuna
@@ -20,6 +20,7 @@ from hpo.errors import StorageError
 from storage import Database, NewTicket, Ticket
 
 N_PROCESSES = 8
+ROOT = Path(__file__).parent.parent
 ME = ("me", "host", 1, 30.0)
 
 
@@ -50,12 +51,13 @@ def _only(db: Database, idx: int = 0) -> Ticket:
     return next(ticket for ticket in db.tickets.list("s") if ticket.idx == idx)
 
 
-def test_eight_processes_take_each_of_400_tickets_once_and_number_densely(db: Database) -> None:
+def test_eight_processes_take_each_of_400_tickets_once_and_number_densely(
+    db: Database, processes: ForkServerContext
+) -> None:
     """C11, C15 at the level of SQL."""
     db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
     db.tickets.write("s", "s", "trial", [NewTicket(idx) for idx in range(400)])
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(N_PROCESSES, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(N_PROCESSES, mp_context=processes) as pool:
         jobs = [pool.submit(_take_all, db.url, f"w{n}") for n in range(N_PROCESSES)]
         taken = [pair for job in jobs for pair in job.result()]
     assert len({ticket for ticket, _ in taken}) == len(taken) == 400
@@ -138,7 +140,12 @@ def test_a_lost_ticket_waits_again_with_its_params_and_names_the_lost_trial(
     claim = study.tickets.claim("s", *ME)
     assert claim is not None and claim.trial_id is not None
     study.end_trial(
-        claim.ticket.id, "me", claim.trial_id, TrialState.FAIL, None, {"reason": "oom"},
+        claim.ticket.id,
+        "me",
+        claim.trial_id,
+        TrialState.FAIL,
+        None,
+        {"reason": "oom"},
         back=("oom", {"lr": 0.1}, True),
     )
     again = study.tickets.claim("s", *ME)
@@ -201,9 +208,7 @@ def test_a_trial_that_somebody_else_told_keeps_its_end(study: Database) -> None:
     """The dashboard or a script may tell a RUNNING trial."""
     claim = study.tickets.claim("s", *ME)
     assert claim is not None and claim.trial_id is not None
-    stock = optuna.storages.RDBStorage(
-        study.url.replace("postgresql://", "postgresql+psycopg://")
-    )
+    stock = optuna.storages.RDBStorage(study.url.replace("postgresql://", "postgresql+psycopg://"))
     optuna.load_study(study_name="s", storage=stock).tell(0, 0.25)
     stock.engine.dispose()
     assert study.end_trial(
@@ -215,7 +220,7 @@ def test_a_trial_that_somebody_else_told_keeps_its_end(study: Database) -> None:
 
 
 def test_a_process_killed_right_after_a_claim_leaves_a_ticket_and_its_trial(
-    study: Database, tmp_path: Path
+    study: Database,
 ) -> None:
     """kill -9 between taking a ticket and driving its trial."""
     script = (
@@ -223,7 +228,7 @@ def test_a_process_killed_right_after_a_claim_leaves_a_ticket_and_its_trial(
         "db = Database(sys.argv[1])\ndb.tickets.claim('s', 'gone', 'h', 1, 30)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", script, study.url], check=False, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", script, study.url], check=False, cwd=ROOT)
     ticket = _only(study)
     assert (ticket.state, ticket.owner) == ("running", "gone")
     assert ticket.trial_id is not None
