@@ -127,7 +127,10 @@ def _number(name: str, value: Any, epoch: int) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         shown = repr(value)[:80]
         raise BadMetrics(f"epoch {epoch}: '{name}' must be a number, got {shown}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadMetrics(f"epoch {epoch}: '{name}' is too large for a float") from None
 
 
 def diverged(metrics: dict[str, float], goal: Goal) -> str | None:

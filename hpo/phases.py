@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # The events of our own workers come at once; those of other hosts are looked for this often.
 _COUNT_S = 0.5
 _REAP_S = 5.0
+# A worker writes the end of a trial first and tells it next.
+_HEAR_OUT_S = 1.0
 # A reason is one line of a table; a worker's last line may be any length.
 _MAX_LAST_LINE = 300
 
@@ -213,8 +215,17 @@ def _do(
             course.show.counted(_ended(counts) - _others_ended(course, study, kind))
             counted_at = now
             if not counts.get("waiting") and not counts.get("running"):
+                _hear_out(course)
                 return
         course.check()
+
+
+def _hear_out(course: Course) -> None:
+    """Show the ends that the database knew of before our own workers had told them."""
+    deadline = time.monotonic() + _HEAR_OUT_S
+    while course.pool.busy() and time.monotonic() < deadline:
+        for member, event in course.pool.poll(0.1):
+            course.show.event(member, event)
 
 
 def work_off(course: Course) -> int:

@@ -170,6 +170,12 @@ class Pool:
             member.at = event
         elif event["event"] == "end":
             member.at, self._deaths = None, 0
+        elif event["event"] in ("note", "idle"):
+            member.at = None
+
+    def busy(self) -> bool:
+        """Return whether a worker has not told the end of its trial yet."""
+        return any(member.at is not None for member in self.members.values())
 
     def _bury(self, member: Member) -> dict[str, Any]:
         self._selector.unregister(member.events)

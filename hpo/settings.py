@@ -73,8 +73,9 @@ class Settings:
                 said = module.get(what)
                 values[what] = said if said is not None else _DEFAULTS.get(what)
         if values["prune_warmup"] is None:
-            # The first quarter of a schedule says little about its end.
-            values["prune_warmup"] = values["epochs"] // 4
+            # The first quarter of a schedule says little about its end, and the first epoch never
+            # enough: a trial of one epoch has nothing left to save.
+            values["prune_warmup"] = max(1, values["epochs"] // 4)
         return Settings(**values)
 
     def order(self, spec: Mapping[str, Any]) -> dict[str, Any]:

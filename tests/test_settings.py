@@ -33,6 +33,14 @@ def test_what_nobody_said_is_the_default() -> None:
     assert (found.top_k, found.confirm_seeds, found.timeout_s) == (3, 3, None)
 
 
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 1), (3, 1), (8, 2), (20, 5)])
+def test_no_trial_is_pruned_in_its_first_quarter_or_its_first_epoch(
+    epochs: int, warmup: int
+) -> None:
+    """C01: all trials of a study of one epoch are COMPLETE."""
+    assert settings(epochs=epochs).resolved(MODULE, None).prune_warmup == warmup
+
+
 def test_the_module_beats_the_default() -> None:
     found = settings().resolved({**MODULE, "n_trials": 7, "sampler": "random", "seed": 3}, None)
     assert (found.n_trials, found.sampler, found.seed) == (7, "random", 3)
