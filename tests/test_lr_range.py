@@ -6,6 +6,7 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_spikes_at_both_ends_do_not_draw_the_pick():
     """C53.2: the steepest fall is at 1e-2."""
     found = suggest(RATES, SPIKY)
     assert found.pick == pytest.approx(1e-2, rel=0.3)
-    assert found.low < found.pick < found.high
+    assert found.low and found.high and found.low < 1e-2 < found.high
     assert 1e-3 < found.low and found.high < 1e-1
 
 
@@ -189,7 +190,7 @@ class Scene:
             if isinstance(value, dict):
                 return {key: flat(one) for key, one in value.items()}
             return [flat(one) for one in value] if isinstance(value, (list, tuple)) else value
-        numpy_state = np.random.get_state(legacy=True)
+        numpy_state: Any = np.random.get_state(legacy=True)
         return (flat(self.model.state_dict()), flat(self.optimizer.state_dict()),
                 flat(self.scheduler.state_dict()), [m.training for m in self.model.modules()],
                 torch.get_rng_state().numpy().tobytes(), numpy_state[1].tobytes(), numpy_state[2:],
@@ -231,9 +232,9 @@ def test_training_after_a_sweep_gives_the_same_losses_to_the_last_bit():
 def test_gradients_that_were_there_before_a_sweep_are_there_after_it():
     scene = Scene()
     scene.loss().backward()
-    before = [p.grad.clone() for p in scene.model.parameters()]
+    before = [p.grad.clone() for p in scene.model.parameters() if p.grad is not None]
     scene.sweep()
-    assert all(torch.equal(p.grad, grad)
+    assert all(p.grad is not None and torch.equal(p.grad, grad)
                for p, grad in zip(scene.model.parameters(), before, strict=True))
 
 
@@ -250,7 +251,7 @@ def test_the_pick_for_the_digits_is_a_rate_that_trains_them(run, optimizer, low,
                     batch_size=64)
     found = lr_range(recipe, run)
     assert found.pick is not None and low < found.pick < high
-    assert found.low < found.pick < found.high
+    assert found.low and found.high and found.low < found.pick < found.high
     assert 0 < found.epochs <= 1.0
     assert len(found.losses) == len(found.rates) == len(found.smoothed) == found.n_steps
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,8 +78,9 @@ def test_a_fraction_keeps_the_share_of_each_class_and_two_rows_of_the_smallest()
 
 
 def test_digits_have_a_fixed_test_split_and_one_by_seed_for_validation():
-    first, other = (load(recipe_of(digits(run)), run, torch.device("cpu"))
-                    for run in (make_run(), make_run(seed=1)))
+    loaded: list[Any] = [load(recipe_of(digits(run)), run, torch.device("cpu"))
+                         for run in (make_run(), make_run(seed=1))]
+    first, other = loaded
     sizes = [len(first.train), len(first.val), len(first.test)]
     assert sizes == [1150, 288, 359] and first.image_shape == (1, 8, 8)
     assert first.n_classes == 10 and first.fingerprint == other.fingerprint

@@ -8,6 +8,7 @@ import pickle
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_every_mode_and_size_becomes_one_shape(mixed):
 def test_the_helper_gives_all_images_and_a_trial_of_them_completes(mixed):
     """C60.2."""
     run = make_run(mixed)
-    arrays = image_folder(run, size=8).open()
+    arrays: Any = image_folder(run, size=8).open()
     assert len(arrays.x) + len(arrays.test_x) == 7 and arrays.classes == ("a", "b")
     recipe = Recipe(data=image_folder(run, size=8), model=SimpleCNN(hidden=4), optimizer=AdamW(),
                     batch_size=7)
@@ -164,7 +165,7 @@ def test_train_and_test_folders_are_the_splits(tmp_path):
         paint(tmp_path / "train" / name, 10, level)
         paint(tmp_path / "test" / name, 3, level)
     run = make_run(tmp_path)
-    arrays = cifar10(run).open()
+    arrays: Any = cifar10(run).open()
     assert arrays.x.shape == (20, 3, 32, 32) and arrays.test_y.tolist() == [0] * 3 + [1] * 3
     assert arrays.x[arrays.y == 1, 0].min() == 200
     recipe = Recipe(data=cifar10(run), model=SimpleCNN(hidden=4), optimizer=AdamW())
@@ -242,7 +243,7 @@ def cifar_files(tmp_path: Path) -> Path:
 
 
 def test_cifar10_files_are_read_in_their_own_format(cifar_files, caplog):
-    arrays = cifar10(make_run(cifar_files)).open()
+    arrays: Any = cifar10(make_run(cifar_files)).open()
     assert arrays.x.shape == (100, 3, 32, 32) and arrays.test_x.shape == (20, 3, 32, 32)
     assert arrays.x[40, 0].min() == 102 and arrays.x[40, 2].max() == 2
     assert arrays.y[:12].tolist() == [*range(10), 0, 1] and arrays.classes[3] == "cat"
@@ -299,7 +300,7 @@ def test_fashion_mnist_files_are_read_plain_and_zipped(tmp_path, place, zipped):
     for name, array in stored.items():
         path = folder / (f"{name}.gz" if zipped else name)
         path.write_bytes(gzip.compress(idx(array)) if zipped else idx(array))
-    arrays = fashion_mnist(make_run(tmp_path / "given")).open()
+    arrays: Any = fashion_mnist(make_run(tmp_path / "given")).open()
     assert np.array_equal(arrays.x[:, 0], stored["train-images-idx3-ubyte"])
     assert np.array_equal(arrays.test_y, stored["t10k-labels-idx1-ubyte"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,12 +77,12 @@ def test_the_same_seed_gives_the_same_numbers_to_the_last_bit(fields):
 def test_two_trials_in_turns_do_not_disturb_each_other_nor_the_caller_s_random_state():
     run = make_run(epochs=3)
     expected = numbers(Trainer(digits_recipe(), run).epochs())
-    states = (torch.get_rng_state(), np.random.get_state()[1].tobytes(), random.getstate())
-    turns = list(zip(Trainer(digits_recipe(), run).epochs(), Trainer(digits_recipe(), run).epochs(),
-                     strict=True))
+    states = (torch.get_rng_state(), repr(np.random.get_state()), random.getstate())
+    one_trial, other_trial = Trainer(digits_recipe(), run), Trainer(digits_recipe(), run)
+    turns = list(zip(one_trial.epochs(), other_trial.epochs(), strict=True))
     assert numbers(one for one, _ in turns) == numbers(two for _, two in turns) == expected
     assert torch.equal(torch.get_rng_state(), states[0])
-    assert (np.random.get_state()[1].tobytes(), random.getstate()) == states[1:]
+    assert (repr(np.random.get_state()), random.getstate()) == states[1:]
 
 
 def test_a_ready_module_is_copied_and_a_function_makes_one():
@@ -135,7 +136,8 @@ def test_the_loop_makes_the_steps_of_a_plain_torch_loop():
 def test_an_epoch_trains_each_row_once():
     trainer = Trainer(digits_recipe(augment=()), make_run())
     seen = torch.cat([images.flatten(1) for images, _ in trainer.batches(64, 18)])
-    rows = trainer.data.train.images.flatten(1)
+    feed: Any = trainer.data.train
+    rows = feed.images.flatten(1)
     assert len(seen) == len(rows)
     assert torch.equal(seen.sum(1).sort().values, rows.sum(1).sort().values)
 

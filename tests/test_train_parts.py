@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -148,25 +149,32 @@ def test_an_mlp_has_its_hidden_layers():
         (7, 6), (7, 7), (7, 7), (5, 7)]
 
 
+# What a user without a type checker may write.
+WRONG: Any = {"batch": 2.5, "model": "cnn", "cnn": SimpleCNN, "data": [1, 2], "adam": "adam",
+              "class": AdamW, "schedule": 3, "augment": ("flip",), "lr": "fast"}
+
+
 @pytest.mark.parametrize("make,field", [
     (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(), batch_size=0), "batch_size"),
-    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(), batch_size=2.5),
+    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(), batch_size=WRONG["batch"]),
      "batch_size"),
-    (lambda: Recipe(data=DATA, model=SimpleCNN, optimizer=AdamW()), "SimpleCNN(...)"),
-    (lambda: Recipe(data=DATA, model="cnn", optimizer=AdamW()), "Recipe.model"),
-    (lambda: Recipe(data=[1, 2], model=SimpleCNN(), optimizer=AdamW()), "Recipe.data"),
-    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer="adam"), "Recipe.optimizer"),
-    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW), "AdamW(...)"),
-    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(), schedule=3), "schedule"),
+    (lambda: Recipe(data=DATA, model=WRONG["cnn"], optimizer=AdamW()), "SimpleCNN(...)"),
+    (lambda: Recipe(data=DATA, model=WRONG["model"], optimizer=AdamW()), "Recipe.model"),
+    (lambda: Recipe(data=WRONG["data"], model=SimpleCNN(), optimizer=AdamW()), "Recipe.data"),
+    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=WRONG["adam"]), "Recipe.optimizer"),
+    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=WRONG["class"]), "AdamW(...)"),
+    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(),
+                    schedule=WRONG["schedule"]), "schedule"),
     (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(), clip_norm=0.0), "clip_norm"),
-    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(), augment=("flip",)),
+    (lambda: Recipe(data=DATA, model=SimpleCNN(), optimizer=AdamW(), augment=WRONG["augment"]),
      "Recipe.augment"),
     (lambda: AdamW(lr=-1.0), "AdamW.lr"), (lambda: AdamW(lr=math.nan), "AdamW.lr"),
-    (lambda: AdamW(lr="fast"), "AdamW.lr"), (lambda: AdamW(betas=(0.9, 1.0)), "AdamW.betas"),
+    (lambda: AdamW(lr=WRONG["lr"]), "AdamW.lr"), (lambda: AdamW(betas=(0.9, 1.0)), "AdamW.betas"),
     (lambda: SGD(momentum=1.0), "SGD.momentum"), (lambda: SimpleCNN(hidden=0), "SimpleCNN.hidden"),
     (lambda: SimpleCNN(dropout=1.0), "SimpleCNN.dropout"), (lambda: MLP(n_layers=0), "n_layers"),
     (lambda: CrossEntropy(label_smoothing=1.5), "label_smoothing"),
-    (lambda: RandomCrop(padding=0), "RandomCrop.padding"), (lambda: RandomFlip(p=2), "RandomFlip.p"),
+    (lambda: RandomCrop(padding=0), "RandomCrop.padding"),
+    (lambda: RandomFlip(p=2), "RandomFlip.p"),
 ])
 def test_a_fault_of_a_recipe_names_the_field(make, field):
     with pytest.raises(InputError) as told:
@@ -176,8 +184,9 @@ def test_a_fault_of_a_recipe_names_the_field(make, field):
 
 def test_numpy_values_of_a_grid_are_taken_as_numbers():
     """C30.3."""
-    recipe = Recipe(data=DATA, model=SimpleCNN(hidden=np.int64(8), dropout=np.float64(0.5)),
-                    optimizer=AdamW(lr=np.float64(0.1)), batch_size=np.int64(4))
+    eight, four, half = (cast(Any, value) for value in (np.int64(8), np.int64(4), np.float64(0.5)))
+    recipe = Recipe(data=DATA, model=SimpleCNN(hidden=eight, dropout=half),
+                    optimizer=AdamW(lr=half), batch_size=four)
     entry = describe(recipe)
     assert type(entry["model"]["hidden"]) is int and type(entry["optimizer"]["lr"]) is float
     assert type(entry["batch_size"]) is int

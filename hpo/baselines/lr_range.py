@@ -73,7 +73,8 @@ class LRSuggestion:
         return cls(**known)
 
 
-def suggest(rates: Sequence[float], losses: Sequence[float]) -> LRSuggestion:
+def suggest(rates: Sequence[float] | np.ndarray,
+            losses: Sequence[float] | np.ndarray) -> LRSuggestion:
     """Return the rate of steepest descent of a sweep, or none with the reason.
 
     Losses may be fewer than rates (a sweep that stopped) and are read up to the first that is
@@ -86,7 +87,8 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> LRSuggestion:
         InputError: if rates do not rise from above 0, or are fewer than the losses.
     """
     x, y, raw = _checked(rates, losses)
-    told = {"rates": tuple(map(float, rates[:len(raw)])), "losses": tuple(map(float, raw))}
+    told: dict[str, Any] = {"rates": tuple(map(float, rates[:len(raw)])),
+                            "losses": tuple(map(float, raw))}
     if len(y) < LEAST_LOSSES:
         return LRSuggestion(None, None, None, _too_few(rates, raw, y), **told)
     tamed = _without_spikes(y)
@@ -104,8 +106,8 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> LRSuggestion:
                         tuple(map(float, curve.smooth)), **told)
 
 
-def _checked(rates: Sequence[float],
-             losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _checked(rates: Sequence[float] | np.ndarray, losses: Sequence[float] | np.ndarray
+             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return log10 rates and losses up to the first that is not finite, and all losses."""
     steps, raw = np.asarray(rates, np.float64), np.asarray(losses, np.float64)
     if len(raw) > len(steps):
@@ -118,7 +120,7 @@ def _checked(rates: Sequence[float],
     return np.log10(steps[:n]), raw[:n], raw
 
 
-def _too_few(rates: Sequence[float], raw: np.ndarray, y: np.ndarray) -> str:
+def _too_few(rates: Sequence[float] | np.ndarray, raw: np.ndarray, y: np.ndarray) -> str:
     if not len(raw):
         return "no rate was tried"
     if not len(y):

@@ -33,6 +33,7 @@ def number(where: str, value: Any, *, low: float = -math.inf, high: float = math
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"{where}: must be a number, got {value!r}")
+    value = float(value)
     below = value <= low if open_low else value < low
     above = value >= high if open_high else value > high
     if below or above or not math.isfinite(value):

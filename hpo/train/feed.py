@@ -161,7 +161,8 @@ def collate(items: list[Any]) -> Any:
     try:
         return torch_collate(items)
     except (RuntimeError, TypeError) as error:
-        inputs = [item[0] if isinstance(item, (tuple, list)) and item else item for item in items]
+        inputs: list[Any] = [
+            item[0] if isinstance(item, (tuple, list)) and item else item for item in items]
         shapes = dict.fromkeys(tuple(one.shape) for one in inputs if hasattr(one, "shape"))
         if len(shapes) > 1:
             listed = " and ".join(str(list(shape)) for shape in shapes)

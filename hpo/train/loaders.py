@@ -55,7 +55,7 @@ def _subset(dataset: Any, rows: np.ndarray) -> Any:
 
 def known_labels(dataset: Any) -> np.ndarray | None:
     """Return the labels a dataset tells without reading its items, or None."""
-    told = getattr(dataset, "targets", getattr(dataset, "labels", None))
+    told: Any = getattr(dataset, "targets", getattr(dataset, "labels", None))
     if told is None and isinstance(getattr(dataset, "tensors", None), tuple):
         told = dataset.tensors[-1]
     if told is None and isinstance(dataset, Subset):

@@ -125,7 +125,8 @@ class _Best:
         if self._kept is None:
             self._kept = {name: value.clone() for name, value in self._live.items()}
         else:
-            torch._foreach_copy_(list(self._kept.values()), list(self._live.values()))
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                list(self._kept.values()), list(self._live.values()))
         self.epoch, self.metrics = epoch, dict(metrics)
 
     def weights(self) -> dict[str, Tensor]:

@@ -42,7 +42,8 @@ class AdamW:
         """Return the torch optimizer of these parameters."""
         import torch
 
-        return torch.optim.AdamW(params, lr=self.lr, betas=tuple(self.betas), eps=self.eps,
+        first, second = self.betas
+        return torch.optim.AdamW(params, lr=self.lr, betas=(first, second), eps=self.eps,
                                  weight_decay=self.weight_decay, fused=True)
 
 

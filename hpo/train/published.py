@@ -135,7 +135,7 @@ def _warn_if_not_published(paths: Sequence[Path]) -> None:
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
 
-    known = dict(map(tuple, CIFAR10.train_list + CIFAR10.test_list))
+    known = {name: md5 for name, md5 in CIFAR10.train_list + CIFAR10.test_list}
     other = [path.name for path in paths if not check_integrity(str(path), known[path.name])]
     if other:
         LOG.warning("CIFAR-10 in %s: %s differ from the published files (by md5); "

@@ -109,8 +109,9 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if value is None or isinstance(value, (bool, str)):
         return value
-    if hasattr(value, "item"):
-        return value.item()
+    scalar: Any = value
+    if hasattr(scalar, "item"):
+        return scalar.item()
     if isinstance(value, (int, float)):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
