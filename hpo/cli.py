@@ -244,6 +244,18 @@ def registry_show(
 
 
 @app.command()
+def init(home: Home = None, storage: Storage = None) -> int:
+    """Set up the database, or bring it up to date; safe to repeat."""
+    import storage as database
+
+    url = s.storage_url(storage, s.home_folder(home))
+    database.init(url)
+    _console().print(f"{database.mask(url)} is set up", highlight=False, markup=False,
+                     soft_wrap=True)
+    return 0
+
+
+@app.command()
 def dashboard(
     home: Home = None, storage: Storage = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",

@@ -114,8 +114,9 @@ def close_lost(
             return db.tickets.give_back(ticket.id, ticket.owner, reason, count=back[2])
         return db.tickets.finish(ticket.id, ticket.owner, "failed", reason)
     attrs = {"reason": reason, "ticket": ticket.idx, **_retry(ticket)}
+    # A worker that lives may renew its lease in this very moment; then the ticket stays its own.
     return db.end_trial(ticket.id, ticket.owner, ticket.trial_id, TrialState.FAIL, None, attrs,
-                        back=back)
+                        back=back, expired_only=not is_gone(ticket.owner or ""))
 
 
 def _retry(ticket: Ticket) -> dict[str, Any]:

@@ -16,11 +16,24 @@ if TYPE_CHECKING:
 
 
 def open_existing(url: str) -> Database | None:
-    """Open the database if there is one; a question must not make an empty one."""
+    """Open the database if it holds our tables; a question must not make any.
+
+    Raises:
+        InputError: for a URL that cannot be used, or a database that another version set up.
+        StorageError: where it does not answer.
+    """
+    from storage.creation import revision
     from storage.database import Database
+    from storage.link import Link
 
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
         return None
+    link = Link(url)
+    try:
+        if revision(link) is None:
+            return None
+    finally:
+        link.close()
     return Database(url)
 
 

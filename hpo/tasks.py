@@ -153,6 +153,8 @@ class Tasks:
             self.db.studies.set_trial_param(
                 trial_id, name, distribution.to_internal_repr(space[name].encode(value)),
                 distribution)
+        # Before anything can kill this process: a lost trial is tried again with its params.
+        self.db.studies.flush(trial_id)
         return params
 
     def _reserve(self, ticket: Ticket) -> Callable[[dict[str, Any]], bool]:
@@ -195,7 +197,10 @@ class Tasks:
         prunes = phase_of(ticket.study) == "search" and self.order["pruner"] != "none"
 
         def report(epoch: int, value: float, metrics: dict[str, float]) -> None:
-            self.db.report(trial_id, ticket.study, number, epoch, value, metrics)
+            if not self.db.report(trial_id, ticket.study, number, epoch, value, metrics):
+                # Somebody has ended this trial; the next question, whether to stop, is yes.
+                self._lost = True
+                return
             self._say("epoch", claim, epoch=epoch, metrics=finite(metrics))
 
         def should_prune(epoch: int) -> str | None:

@@ -10,12 +10,13 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import optuna
 from optuna.trial import FrozenTrial
 
-# No command of the tests takes a quarter of this on two cores.
-TIMEOUT_S = 120
+# No command of the tests takes a tenth of this on two idle cores.
+TIMEOUT_S = 240
 # x float 0..1, one epoch, loss = (x - 0.3)^2: the smallest study there is.
 QUAD = ("x=Float(0.0, 1.0)", 'yield {"loss": (x - 0.3) ** 2}')
 
@@ -46,22 +47,43 @@ def hpo(
     return done
 
 
+def search_words(study: str, *words: object) -> list[object]:
+    """Return the words that run a study's search alone, by one worker unless `words` differ."""
+    workers = [] if "--workers" in words else ["--workers", 1]
+    phases = [] if "--phases" in words else ["--phases", "search"]
+    return ["run", "--study", study, *workers, *phases, *words]
+
+
 def search(
     folder: Path, study: str, *words: object, code: int | None = 0,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the search phase of a study alone, with one worker unless `words` say otherwise."""
-    workers = () if "--workers" in words else ("--workers", 1)
-    phases = () if {"--phases", "--sampler grid"} & {str(w) for w in words} else (
-        "--phases", "search")
-    return hpo(folder, "run", "--study", study, *workers, *phases, *words, code=code, env=env)
+    return hpo(folder, *search_words(study, *words), code=code, env=env)
 
 
-def grid(folder: Path, study: str, *words: object,
-         code: int | None = 0) -> subprocess.CompletedProcess[str]:
+def grid_words(study: str, *words: object) -> list[object]:
+    """Return the words that run a study's grid alone, by one worker unless `words` differ."""
+    workers = [] if "--workers" in words else ["--workers", 1]
+    return ["run", "--study", study, "--sampler", "grid", *workers, *words]
+
+
+def grid(
+    folder: Path, study: str, *words: object, code: int | None = 0
+) -> subprocess.CompletedProcess[str]:
     """Run the grid phase of a study alone, with one worker unless `words` say otherwise."""
-    workers = () if "--workers" in words else ("--workers", 1)
-    return hpo(folder, "run", "--study", study, "--sampler", "grid", *workers, *words, code=code)
+    return hpo(folder, *grid_words(study, *words), code=code)
+
+
+def together(folder: Path, *commands: Sequence[object], code: int = 0) -> list[str]:
+    """Run several commands at once and return the output of each; all must end with `code`."""
+    outputs = []
+    for words, process in [(words, start(folder, *words)) for words in commands]:
+        returned, output = finish(process)
+        assert returned == code, f"{words}: exit code {returned}, expected {code}\n{output}"
+        assert "Traceback" not in output, output
+        outputs.append(output)
+    return outputs
 
 
 def start(folder: Path, *words: object) -> subprocess.Popen[str]:
@@ -135,6 +157,25 @@ def trials(folder: Path, study: str, storage: str | None = None) -> list[FrozenT
     stock = optuna.storages.RDBStorage(storage or url(folder))
     try:
         return optuna.load_study(study_name=study, storage=stock).get_trials()
+    finally:
+        stock.remove_session()
+        stock.engine.dispose()
+
+
+def dashboard_json(storage: str, *path: str) -> Any:
+    """GET a path of stock optuna-dashboard on a database, and parse it strictly."""
+    import optuna_dashboard
+
+    stock = optuna.storages.RDBStorage(storage)
+    try:
+        app = optuna_dashboard.wsgi(stock)
+        said: list[str] = []
+        environ: dict[str, Any] = {}
+        setup_testing_defaults(environ)
+        environ["PATH_INFO"] = "/api/studies" + "".join("/" + part for part in path)
+        body = b"".join(app(environ, lambda status, headers, *_: said.append(status)))
+        assert said == ["200 OK"], (said, body[:500])
+        return strict_json(body.decode())
     finally:
         stock.remove_session()
         stock.engine.dispose()
