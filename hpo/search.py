@@ -6,6 +6,7 @@ queue: workers never draw alike, and it does not matter who runs a trial.
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ def make_sampler(name: str, seed: int, study_seed: int) -> BaseSampler:
             return samplers.RandomSampler(seed=seed)
         if name == "qmc":
             return samplers.QMCSampler(seed=study_seed, scramble=True,
+                                       independent_sampler=samplers.RandomSampler(seed=seed),
                                        warn_independent_sampling=False)
         if name == "cmaes":
             return _cmaes(seed)
@@ -106,8 +108,12 @@ def draw(
     `sampler_of(i)` gives the sampler of the i-th redraw; `reserve(params)` says whether no other
     trial of the study has them.
     """
+    # A study keeps the trials it has read until its own `ask`; its copy reads them anew, and the
+    # sampler learns from every trial that has ended.
+    study = copy.copy(study)
     for i in range(_N_REDRAWS):
-        params = _drawn(study, trial, space, sampler_of(i))
+        study.sampler = sampler_of(i)
+        params = _drawn(study, trial, space, study.sampler)
         if reserve(params):
             return params
     return _free_params(space, trial, reserve)

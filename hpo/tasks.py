@@ -142,9 +142,8 @@ class Tasks:
             params = params_from_json(ticket.params)
         else:
             def sampler_of(i: int) -> Any:
-                study.sampler = make_sampler(
+                return make_sampler(
                     order["sampler"], trial_seed(order["seed"], ticket.idx, i), order["seed"])
-                return study.sampler
 
             params = draw(study, self.db.studies.get_trial(trial_id), space, sampler_of,
                           self._reserve(ticket))
