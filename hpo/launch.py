@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from hpo.settings import STORED, Settings, check
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hpo.results import Results
     from storage.database import Database
 
 # `hpo worker` looks this often for the study that `hpo run` is to make.
@@ -280,8 +282,17 @@ def _say_result(course: phases.Course, seconds: float) -> None:
     course.show.say(report.verdict(found))
     for text in course.notes:
         course.show.say(text)
+    course.show.say(f"done in {duration(seconds)}; {_written(course, found)}; "
+                    f"hpo dashboard shows every trial")
+
+
+def _written(course: phases.Course, found: Results) -> str:
+    """Write the report of a run that confirmed its result, and say where it is.
+
+    Its pictures take longer than a small study's trials: a run of some phases leaves them out.
+    """
+    if "confirm" not in course.settings.phases:
+        return f"hpo report --study {shlex.quote(course.name)} writes the report"
     from hpo.ask import publish
 
-    path = publish(course.db, found, course.settings.home)
-    course.show.say(f"done in {duration(seconds)}; report: {path}; "
-                    f"hpo dashboard shows every trial")
+    return f"report: {publish(course.db, found, course.settings.home)}"

@@ -113,15 +113,21 @@ def close_lost(
         if back is not None:
             return db.tickets.give_back(ticket.id, ticket.owner, reason, count=back[2])
         return db.tickets.finish(ticket.id, ticket.owner, "failed", reason)
-    attrs = {"reason": reason, "ticket": ticket.idx, **_retry(ticket)}
+    attrs = {"reason": reason, "ticket": ticket.idx, **retry_attrs(db, ticket)}
     # A worker that lives may renew its lease in this very moment; then the ticket stays its own.
     return db.end_trial(ticket.id, ticket.owner, ticket.trial_id, TrialState.FAIL, None, attrs,
                         back=back, expired_only=not is_gone(ticket.owner or ""))
 
 
-def _retry(ticket: Ticket) -> dict[str, Any]:
-    origin = ticket.payload.get("retry_of")
-    return {} if origin is None else {"retry_of": origin}
+def retry_attrs(db: Database, ticket: Ticket) -> dict[str, Any]:
+    """Return what a retry says of its chain: the trial before it, and the first, its origin."""
+    before = ticket.payload.get("retry_of")
+    if before is None:
+        return {}
+    study_id = db.studies.get_study_id_from_name(ticket.study)
+    trial_id = db.studies.get_trial_id_from_study_id_trial_number(study_id, before)
+    origin = db.studies.get_trial(trial_id).user_attrs.get("origin", before)
+    return {"retry_of": before, "origin": origin}
 
 
 def abandoned(db: Database, name: str) -> list[Ticket]:

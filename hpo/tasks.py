@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
-from hpo.queue import LEASE_S, back_after, owner_token, phase_of
+from hpo.queue import LEASE_S, back_after, owner_token, phase_of, retry_attrs
 from hpo.search import draw, make_pruner, make_sampler, trial_seed
 from hpo.space import n_params_sets, params_from_json, params_key
 from hpo.spec import Run, StudySpec
@@ -267,8 +267,8 @@ class Tasks:
         attrs = {**ending.attrs, "reason": ending.reason, "seed": ticket.payload["seed"],
                  "device": self.order["device"], "worker": self.owner,
                  "duration_s": round(took, 4), "log": str(log.relative_to(self.home)),
-                 "ticket": ticket.idx}
-        for name in ("candidate", "source_trial", "retry_of"):
+                 "ticket": ticket.idx, **retry_attrs(self.db, ticket)}
+        for name in ("candidate", "source_trial"):
             if ticket.payload.get(name) is not None:
                 attrs[name] = ticket.payload[name]
         back = None

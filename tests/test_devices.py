@@ -64,7 +64,8 @@ def test_fewer_workers_than_devices_take_the_first() -> None:
 @pytest.mark.parametrize(("env", "there"), [(NONE, "no GPU"), (FOUR_FIVE, "indices 0 to 1")])
 def test_a_device_that_is_not_there_is_refused(env: dict, there: str) -> None:
     """C40.4: `--devices 7` exits 2 and names the CPU as the way out."""
-    with pytest.raises(InputError, match=rf"there is no GPU 7 here \({there}\); use --devices cpu"):
+    said = rf"there is no GPU 7 here \({there}\); use --devices cpu"
+    with pytest.raises(InputError, match=said):
         slots("7", None, env)
 
 

@@ -1,0 +1,209 @@
+"""The confirmation: who stands for it, on which seeds, and what the registry says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+import storage
+from hpo import Categorical, Float
+from hpo.confirm import (
+    Candidate,
+    candidates,
+    fresh_seeds,
+    items,
+    ranked,
+    register,
+    score_items,
+    versions,
+)
+from hpo.drive import Goal
+from hpo.queue import SCORE_OFFSET, fixed_items
+from hpo.settings import Settings
+from hpo.space import Param, params_to_json
+from hpo.studies import ensure_study
+from storage import Database
+
+SPACE: dict[str, Param] = {"x": Float(0.0, 1.0), "sizes": Categorical((1, 2), (3,))}
+SPEC: dict[str, Any] = {"metric": "val_accuracy", "direction": "maximize",
+                        "space": {name: param.to_json() for name, param in SPACE.items()}}
+SETTINGS = Settings("s", "s", Path("/h"), "sqlite://")
+DEFAULTS = params_to_json({"x": 0.9, "sizes": (3,)})
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    url = f"sqlite:///{tmp_path / 'hpo.db'}"
+    storage.init(url)
+    opened = Database(url)
+    yield opened
+    opened.close()
+
+
+def params(x: float) -> dict[str, Any]:
+    return {"x": x, "sizes": (1, 2)}
+
+
+def work_off(db: Database, value_of: Any, **attrs: Any) -> None:
+    """End every waiting trial with the value that its params and seed give; None is FAIL."""
+    while (claim := db.tickets.claim("s", "me", "host", 1, 30.0)) is not None:
+        ticket = claim.ticket
+        assert ticket.params is not None and claim.trial_id is not None
+        given = {"x": ticket.params["x"], "sizes": tuple(ticket.params["sizes"]["tuple"])}
+        for name, value in given.items():
+            kind = SPACE[name].distribution()
+            db.studies.set_trial_param(claim.trial_id, name, kind.to_internal_repr(
+                SPACE[name].encode(value)), kind)
+        value = value_of(given["x"], ticket.payload["seed"])
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        db.end_trial(ticket.id, "me", claim.trial_id, state, value, {
+            "reason": "", "duration_s": 2.0, "best": {"val_accuracy": value}, "device": "cpu",
+            **{name: made(claim.number) for name, made in attrs.items()}})
+
+
+def trained(db: Database, study: str, xs: list[float]) -> None:
+    ensure_study(db, study, "maximize", "val_accuracy")
+    db.tickets.write("s", study, "trial", fixed_items([params(x) for x in xs], 0))
+    work_off(db, lambda x, seed: None if x == 0.0 else x)
+
+
+def labels(found: list[Candidate]) -> list[tuple[str, float, int | None]]:
+    return [(c.label, c.params["x"], c.trial) for c in found]
+
+
+def test_the_best_of_the_search_the_baselines_and_the_defaults_are_candidates(
+    db: Database
+) -> None:
+    trained(db, "s", [0.2, 0.8, 0.5, 0.0])
+    trained(db, "s/grid", [0.1, 0.4])
+    trained(db, "s/lr-range", [0.3])
+    assert labels(candidates(db, "s", SPEC, DEFAULTS, 2)) == [
+        ("search#1", 0.8, 1), ("search#2", 0.5, 2), ("grid", 0.4, 1), ("lr-range", 0.3, 0),
+        ("default", 0.9, None)]
+
+
+def test_the_lowest_are_the_best_where_less_is_better(db: Database) -> None:
+    trained(db, "s", [0.2, 0.8, 0.5])
+    spec = {**SPEC, "direction": "minimize"}
+    assert labels(candidates(db, "s", spec, None, 1)) == [("search#1", 0.2, 0)]
+
+
+def test_equal_params_stand_once(db: Database) -> None:
+    """C34: confirming the same params twice tells nothing."""
+    ensure_study(db, "s", "maximize", "val_accuracy")
+    doubled = [storage.NewTicket(idx=i, params=params_to_json(params(0.5)), payload={"seed": 0})
+               for i in range(3)]
+    db.tickets.write("s", "s", "trial", doubled)
+    work_off(db, lambda x, seed: x)
+    assert labels(candidates(db, "s", SPEC, None, 3)) == [("search#1", 0.5, 0)]
+
+
+def test_without_a_complete_trial_nothing_is_confirmed(db: Database) -> None:
+    """C48.2: not even the defaults."""
+    trained(db, "s", [0.0])
+    assert candidates(db, "s", SPEC, DEFAULTS, 3) == []
+    assert ranked(db, "nosuch", Goal("loss", False)) == []
+
+
+def test_the_earlier_of_two_equal_trials_is_ahead(db: Database) -> None:
+    ensure_study(db, "s", "maximize", "val_accuracy")
+    db.tickets.write("s", "s", "trial", fixed_items([params(0.1), params(0.2)], 0))
+    work_off(db, lambda x, seed: 0.7)
+    assert [t.number for t in ranked(db, "s", Goal("val_accuracy", True))] == [0, 1]
+
+
+def test_confirmation_seeds_are_fresh() -> None:
+    assert fresh_seeds(4, 3) == [5, 6, 7]
+
+
+def test_each_candidate_gets_each_seed_once_and_a_rerun_adds_nothing(db: Database) -> None:
+    trained(db, "s", [0.2, 0.8])
+    trained(db, "s/grid", [0.8])
+    chosen = candidates(db, "s", SPEC, None, 2)
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    found = items(db, "s", chosen, [1, 2])
+    assert [(item.idx, (item.payload or {})["candidate"], (item.payload or {})["seed"])
+            for item in found] == [(0, "search#1", 1), (1, "search#2", 1), (2, "search#1", 2),
+                                   (3, "search#2", 2)]
+    db.tickets.write("s", "s/confirm", "trial", found)
+    assert items(db, "s", chosen, [1, 2]) == []
+    assert [item.idx for item in items(db, "s", chosen, [1, 2, 3])] == [4, 5]
+
+
+def test_the_registry_holds_mean_and_spread_over_the_fresh_seeds(db: Database) -> None:
+    """Rank is by the confirmed mean, not by the search's own score."""
+    trained(db, "s", [0.8, 0.7])
+    trained(db, "s/grid", [0.4])
+    chosen = candidates(db, "s", SPEC, None, 2)
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2]))
+    confirmed = {0.8: 0.5, 0.7: 0.6, 0.4: 0.3}
+    work_off(db, lambda x, seed: confirmed[x] + seed / 100,
+             checkpoint=lambda n: f"artifacts/s/confirm/{n}.pt")
+    scores = score_items(db, "s")
+    assert len(scores) == 6
+    assert all(item.idx >= SCORE_OFFSET for item in scores)
+    db.tickets.write("s", "s/confirm", "score", scores)
+    while (claim := db.tickets.claim("s", "me", "host", 1, 30.0)) is not None:
+        db.tickets.finish(claim.ticket.id, "me", "done", None,
+                          {"test_accuracy": 0.25 * (claim.ticket.payload["seed"])})
+    register(db, "s", SETTINGS, SPEC, chosen, [1, 2], {"fingerprint": "abc"})
+    rows = {(row["phase"], row["rank"]): row for row in db.registry.rows("s")}
+    assert set(rows) == {("search", 1), ("search", 2), ("grid", 1)}
+    first = rows["search", 1]
+    assert first["params"]["x"] == 0.7
+    assert first["val_mean"] == pytest.approx(0.615)
+    assert first["val_sd"] == pytest.approx(0.01 / math.sqrt(2))
+    assert (first["test_mean"], first["seeds"]) == (pytest.approx(0.375), [1, 2])
+    assert first["checkpoint"].endswith(f"{first['scores'][1]['trial']}.pt")
+    assert (first["data_fingerprint"], first["device"], first["duration_s"]) == ("abc", "cpu", 4.0)
+    assert "optuna" in first["versions"]
+    assert rows["grid", 1]["epochs_spent"] == 0
+
+
+def test_registering_again_replaces_the_rows_and_keeps_their_ids(db: Database) -> None:
+    trained(db, "s", [0.8])
+    chosen = candidates(db, "s", SPEC, None, 1)
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+    work_off(db, lambda x, seed: x)
+    ids = set()
+    for _ in range(2):
+        register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+        ids |= {row["id"] for row in db.registry.rows("s")}
+    assert len(ids) == 1
+
+
+def test_a_single_seed_has_no_spread_and_an_objective_of_its_own_no_test_score(
+    db: Database
+) -> None:
+    trained(db, "s", [0.8])
+    chosen = candidates(db, "s", SPEC, None, 1)
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+    work_off(db, lambda x, seed: x)
+    assert score_items(db, "s") == []
+    register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+    [row] = db.registry.rows("s")
+    assert (row["val_mean"], row["val_sd"], row["test_mean"], row["test_sd"]) == (
+        0.8, None, None, None)
+
+
+def test_candidates_whose_confirmation_failed_have_no_row(db: Database) -> None:
+    trained(db, "s", [0.8, 0.7])
+    chosen = candidates(db, "s", SPEC, None, 2)
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+    work_off(db, lambda x, seed: None if x == 0.8 else x)
+    register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+    assert [(row["rank"], row["params"]["x"]) for row in db.registry.rows("s")] == [(1, 0.7)]
+
+
+def test_versions_name_what_a_result_depends_on() -> None:
+    found: Mapping[str, str] = versions()
+    assert {"python", "torch", "optuna", "numpy"} <= set(found)
