@@ -93,11 +93,12 @@ def _show_sweep(
     as_json: bool,
 ) -> int:
     from hpo.plots import draw_sweep
-    from hpo.results import sweep_from_json
+    from hpo.results import Sweep
 
     path = settings.home / "reports" / settings.name / "lr-range.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_sweep(sweep_from_json(result), path)
+    drawn = {name: result[name] for name in Sweep.__dataclass_fields__ if name in result}
+    draw_sweep(Sweep(**drawn), path)
     if as_json:
         print(json.dumps({**result, "picture": str(path)}, allow_nan=False))
     elif result["pick"] is None:

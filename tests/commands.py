@@ -170,10 +170,14 @@ def dashboard_json(storage: str, *path: str) -> Any:
     try:
         app = optuna_dashboard.wsgi(stock)
         said: list[str] = []
+
+        def answered(status: str, *_: Any) -> Any:
+            said.append(status)
+
         environ: dict[str, Any] = {}
         setup_testing_defaults(environ)
         environ["PATH_INFO"] = "/api/studies" + "".join("/" + part for part in path)
-        body = b"".join(app(environ, lambda status, headers, *_: said.append(status)))
+        body = b"".join(app(environ, answered))
         assert said == ["200 OK"], (said, body[:500])
         return strict_json(body.decode())
     finally:

@@ -93,6 +93,15 @@ def test_check_says_what_the_study_is_and_makes_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["search_spaces"]
 
 
+def test_a_range_test_prints_its_pick_and_draws_its_curve(tmp_path: Path) -> None:
+    """C49: within the module's bounds, at most one epoch's steps, and no database is made."""
+    words = ("lr-range", "--study", "digits", "--devices", "cpu", "--json")
+    found = json.loads(hpo(tmp_path, *words).stdout)
+    assert found["low"] <= found["pick"] <= found["high"]
+    assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.rglob("*.db"))
+
+
 def test_a_study_that_is_deleted_is_gone_and_can_be_made_anew(tmp_path: Path) -> None:
     write(tmp_path, "quad")
     search(tmp_path, "quad", "--n-trials", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optuna
@@ -140,7 +140,7 @@ def test_every_pruner_judges_a_running_trial(name: str) -> None:
     assert any(judged) == (name != "none")
 
 
-def pruned_at(n_startup: int, tape: list[list[float]]) -> int | None:
+def pruned_at(n_startup: int, tape: Sequence[Sequence[float]]) -> int | None:
     """Return the epoch at which the median prunes the last list."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(pruner=make_pruner("median", n_startup=n_startup, n_warmup=0,

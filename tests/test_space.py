@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,8 +114,9 @@ def test_a_value_outside_is_not_contained(param: Param, value: object) -> None:
 
 def test_numpy_bounds_and_choices_become_plain_numbers() -> None:
     """C30.3: numpy values are int and float in the JSON."""
+    bounds: list[Any] = [np.int64(1), np.int64(3)]
     space = {"lr": Categorical(np.array([0.1, 0.01])), "width": Categorical(np.arange(8, 33, 8)),
-             "x": Float(np.float64(0.0), np.float32(1.0)), "n": Int(np.int64(1), np.int64(3))}
+             "x": Float(*np.array([0.0, 1.0], np.float32)), "n": Int(*bounds)}
     assert space_to_json(space)["width"]["choices"] == [8, 16, 24, 32]
     for name, param in space.items():
         assert param.faults() == [], name

@@ -142,8 +142,8 @@ def test_numpy_numbers_are_plain_in_the_json() -> None:
 
 def test_full_params_come_in_the_order_of_the_space_with_defaults_filled_in() -> None:
     spec = StudySpec(space={"b": Int(0, 9), "a": Categorical((1, 2), (3,))}, epochs=1,
-                     objective=lambda run, a, b: iter(()), minimize="loss",
-                     defaults={"a": (3,), "b": 4})
+                     minimize="loss",
+                     objective=lambda run, a, b: ({} for _ in ()), defaults={"a": (3,), "b": 4})
     assert list(spec.full_params({"b": 5}).items()) == [("b", 5), ("a", (3,))]
 
 
