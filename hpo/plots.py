@@ -28,7 +28,7 @@ NAMES = {"search": "search", "grid": "grid", "lr-range": "LR pick", "default": "
 _INK, _FAINT = "#222222", "#9a9a9a"
 # 8 inches at 200 dots are 1600 pixels: sharp at twice the width of a README's column.
 _WIDTH, _DPI = 8.0, 200
-_STYLE = {
+_STYLE: Any = {
     "font.size": 10, "axes.edgecolor": "#888888", "axes.labelcolor": _INK, "text.color": _INK,
     "xtick.color": "#555555", "ytick.color": "#555555", "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#e6e6e6",
@@ -242,6 +242,8 @@ def curves(results: Results, path: Path, importance: Any = None) -> bool:
     phase = next((p for p in ("search", "grid") if _with_curves(results, p)), None)
     if phase is None:
         return False
+    from matplotlib.ticker import MaxNLocator
+
     trials = _with_curves(results, phase)
     with _figure(path, 4.2) as figure:
         axes = figure.subplots()
@@ -254,7 +256,7 @@ def curves(results: Results, path: Path, importance: Any = None) -> bool:
             _draw_best(axes, best, COLOURS[phase])
         axes.set_ylabel(results.metric)
         axes.set_xlabel("epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(f"Learning curves of the {phase}'s trials")
         _explain(axes, results, phase)
     return True

@@ -122,15 +122,16 @@ def markdown(results: Results, links: Mapping[str, str]) -> str:
     """Return the report as Markdown; `links` gives the address of each picture that exists."""
     parts = [
         f"# {results.name}", f"**{verdict(results)}**",
-        "## Result", _table(_head(results), _rows(results)), _reading(results),
+        "## Result", _table(_head(results), _rows(results), n_left=2), _reading(results),
         *_params(results), *_pictures(results, links), *_best_trials(results),
         *_endings(results), *_costs(results), *_versions(results), *_repeat(results),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [list(head), ["---"] * len(head), *map(list, rows)]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 99) -> str:
+    rule = ["---" if i < n_left else "---:" for i in range(len(head))]
+    lines = [list(head), rule, *map(list, rows)]
     return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |"
                      for line in lines)
 

@@ -33,6 +33,7 @@ class Site:
 
     def __init__(self, server, db, home):
         self.port, self.db, self.home = server.server_port, db, home
+        self.app = server.get_app()
 
     def ask(self, path, method="GET", *, cookie=True, **headers):
         """Return (status, headers, body); header names are written with underscores."""
@@ -175,7 +176,8 @@ def test_this_machine_s_own_addresses_may_do_without(host):
 
 def test_the_token_is_random_unless_one_is_given(monkeypatch):
     monkeypatch.delenv(dashboard.TOKEN_VARIABLE, raising=False)
-    drawn = {dashboard.check_token(None, host="0.0.0.0", no_token=False) for _ in range(5)}
+    drawn = {dashboard.check_token(None, host="0.0.0.0", no_token=False) or ""
+             for _ in range(5)}
     assert len(drawn) == 5 and min(map(len, drawn)) >= 32
     monkeypatch.setenv(dashboard.TOKEN_VARIABLE, TOKEN)
     assert dashboard.check_token(None, host="0.0.0.0", no_token=False) == TOKEN
@@ -188,7 +190,7 @@ def test_the_token_is_random_unless_one_is_given(monkeypatch):
 def test_a_taken_port_is_said_in_one_line(site_of):
     site = site_of()
     with pytest.raises(InputError, match=rf"cannot listen on 127.0.0.1:{site.port} .*--port 0"):
-        dashboard.listen(lambda *_: [], "127.0.0.1", site.port)
+        dashboard.listen(site.app, "127.0.0.1", site.port)
 
 
 def test_wherever_it_listens_the_printed_address_can_be_opened():
@@ -341,6 +343,7 @@ def test_serving_prints_the_address_once_and_ends_with_an_interrupt(tmp_path):
         [sys.executable, "-u", "-c", code, f"sqlite:///{tmp_path / 'hpo.db'}", str(tmp_path),
          str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
+        assert server.stdout is not None
         line = server.stdout.readline()
         found = re.fullmatch(rf"dashboard: http://127\.0\.0\.1:{port}/\?token=(\S+)\n", line)
         assert found, line
