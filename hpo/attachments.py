@@ -49,7 +49,7 @@ class ArtifactFolder:
     def write(self, artifact_id: str, content_body: BinaryIO) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(artifact_id)
-        aside = path.with_name(f".{path.name}.part")
+        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
         aside.write_bytes(content_body.read())
         aside.replace(path)
 

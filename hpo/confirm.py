@@ -21,10 +21,10 @@ from hpo.studies import epochs_spent, study_names
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
-    from storage.database import Database
-    from storage.tickets import NewTicket, Ticket
 
     from hpo.settings import Settings
+    from storage.database import Database
+    from storage.tickets import NewTicket, Ticket
 
 
 @dataclass(frozen=True)
@@ -145,25 +145,35 @@ def _trials_by_number(db: Database, study: str) -> dict[int | None, FrozenTrial]
 def register(
     db: Database, name: str, settings: Settings, spec: Mapping[str, Any],
     candidates: Sequence[Candidate], seeds: Sequence[int], data: Mapping[str, Any],
-) -> None:
-    """Write one registry row for each candidate; the search's rank by their confirmed mean."""
+) -> list[str]:
+    """Write one registry row for each candidate; the search's rank by their confirmed mean.
+
+    Rows of an earlier confirmation that these do not replace are marked as replaced. Returns one
+    line for each candidate that has no result on some seed.
+    """
     tickets, trials = _by_key(db, name), _trials_by_number(db, study_of(name, "confirm"))
     scores = {t.idx - SCORE_OFFSET: t.result or {} for t in db.tickets.list(
         study_of(name, "confirm")) if t.kind == "score" and t.state == "done"}
     common = {"study": name, "metric": spec["metric"], "versions": versions(),
               "git_commit": git_commit(), "data_fingerprint": data.get("fingerprint"),
               "data": dict(data)}
-    rows = []
+    rows, lost = [], []
     for candidate in candidates:
         runs = [_run_row(tickets[key], trials, scores) for seed in seeds
                 if (key := _key(candidate.params, seed)) in tickets]
         runs = [run for run in runs if run is not None]
+        missing = [seed for seed in seeds if seed not in {run["seed"] for run in runs}]
+        if missing:
+            lost.append(f"confirm: {candidate.label} has no result on "
+                        f"seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, "
+                        f"so its mean is over {len(runs)} of {len(seeds)}")
         if runs:
-            rows.append({**common, **_row(candidate, runs, spec),
+            rows.append({**common, **_row(candidate, runs, spec), "lost_seeds": missing,
                          "epochs_spent": epochs_spent(db, study_of(name, candidate.phase))
                          if candidate.phase != "default" else 0})
-    for row in _reranked(rows, spec["direction"] == "maximize"):
-        db.registry.add(row)
+    kept = [db.registry.add(row) for row in _reranked(rows, spec["direction"] == "maximize")]
+    db.registry.retire(name, kept)
+    return lost
 
 
 def _run_row(
@@ -171,7 +181,8 @@ def _run_row(
     scores: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any] | None:
     trial = trials.get(ticket.trial_number)
-    if ticket.state != "done" or trial is None or trial.value is None:
+    # A training that diverged has a last value, but no result.
+    if trial is None or trial.state.name != "COMPLETE" or trial.value is None:
         return None
     attrs = trial.user_attrs
     return {"seed": ticket.payload["seed"], "trial": trial.number, "val": trial.value,

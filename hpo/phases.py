@@ -181,8 +181,9 @@ def _confirm(course: Course) -> None:
     if course.spec["has_build"]:
         _do(course, "confirm", confirm.score_items(course.db, course.name), kind="score",
             label="test split")
-    confirm.register(course.db, course.name, course.settings, course.spec, candidates, seeds,
-                     course.data)
+    for text in confirm.register(course.db, course.name, course.settings, course.spec, candidates,
+                                 seeds, course.data):
+        course.note(text)
 
 
 def _do(

@@ -7,6 +7,7 @@ Ito's, which colour-blind readers can tell apart; names stand at their lines, no
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def _figure(path: Path, height: float) -> Iterator[Figure]:
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
-        aside = path.with_name(f".{path.name}.part")
+        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
         figure.savefig(aside, format="png", dpi=_DPI, facecolor="white")
         aside.replace(path)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -113,7 +114,7 @@ def write(results: Results, folder: Path) -> Path:
 
 def _put(path: Path, text: str) -> None:
     """Write a file aside and rename it, so that a reader never finds half of it."""
-    aside = path.with_name(f".{path.name}.part")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -64,7 +65,15 @@ def first_params(spec: StudySpec) -> dict[str, Any]:
 
 
 def make_run(order: dict[str, Any], seed: int, folder: Path) -> Run:
-    """Return the `Run` that a recipe or objective is given."""
+    """Return the `Run` that a recipe or objective is given, with the global generators seeded.
+
+    A module made in `build`, or a loop of the user's own, draws from them.
+    """
+    random.seed(seed)
+    for library in ("numpy.random", "torch"):
+        # What the study has not loaded, it cannot draw from.
+        if module := sys.modules.get(library):
+            (module.manual_seed if library == "torch" else module.seed)(seed % 2**32)
     data_dir = order.get("data_dir")
     return Run(epochs=int(order["epochs"]), seed=seed, device=order["device"], dir=folder,
                data_dir=Path(data_dir) if data_dir else None,
@@ -238,7 +247,13 @@ class Tasks:
             displaced = [kept for _, kept in ranked[self.order["top_k"] - 1:] if kept]
         path = self._artifact(phase, claim.number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        trainer.save(path)
+        try:
+            trainer.save(path)
+        except OSError as error:
+            # A full disk costs the weights of this trial, not its result.
+            self.channel.send("note", text=f"trial {claim.number} of {claim.ticket.study}: its "
+                                           f"checkpoint could not be written: {error}")
+            return
         ending.attrs["checkpoint"] = str(path.relative_to(self.home))
         for old in displaced or []:
             (self.home / old).unlink(missing_ok=True)

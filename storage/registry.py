@@ -15,7 +15,7 @@ from storage.columns import utc_now
 from storage.link import Link
 from storage.schema import registry
 
-CURRENT, DELETED = "current", "study deleted"
+CURRENT, DELETED, REPLACED = "current", "study deleted", "replaced"
 COLUMNS = frozenset(column.name for column in registry.columns)
 
 
@@ -57,6 +57,12 @@ class Registry:
         query = select(registry).where(registry.c.id.like(pattern, escape="\\")).limit(2)
         found = self._link.read(lambda c: [_row(row._mapping) for row in c.execute(query)])
         return found[0] if len(found) == 1 and id else None
+
+    def retire(self, study: str, kept: Sequence[str]) -> int:
+        """Mark the current rows of a study but those kept as replaced; return how many."""
+        old = (registry.c.study == study) & (registry.c.state == CURRENT)
+        change = update(registry).where(old, registry.c.id.not_in(kept)).values(state=REPLACED)
+        return self._link.write(lambda c: c.execute(change).rowcount)
 
     def mark_deleted(self, study: str) -> int:
         """Mark the rows of a study that was deleted, and return how many those were."""

@@ -26,6 +26,22 @@ import storage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# What a machine may lack and still be called complete: a GPU, and a user other than root.
+_MAY_LACK = ("CUDA", "root may")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+    """With HPO_REQUIRE_ALL=1, as in CI, turn a skip for want of a tool into a failure."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    reason = str(report.longrepr)
+    if (report.skipped and os.environ.get("HPO_REQUIRE_ALL") and not hasattr(report, "wasxfail")
+            and not any(lack in reason for lack in _MAY_LACK)):
+        report.outcome = "failed"
+        report.longrepr = f"skipped although HPO_REQUIRE_ALL is set: {reason}"
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """Give the URL of a PostgreSQL server on which databases may be created."""
