@@ -285,7 +285,8 @@ def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None
     """Return what each phase will train at most, in order."""
     epochs = int(course_settings.epochs or 0)
     n = n_search(course_settings, spec)
-    n_candidates = int(course_settings.top_k or 1) + 3
+    n_candidates = int(course_settings.top_k or 1) + 1 + bool(n_cells) + spec["has_lr_range"]
+    then = ", then the test split once" if spec["has_build"] else ""
     n_confirm = n_candidates * int(course_settings.confirm_seeds or 1)
     pruning = "" if course_settings.pruner == "none" else f", {course_settings.pruner} pruning"
     rows = {
@@ -295,8 +296,7 @@ def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None
         "search": Planned("search", n, n * epochs, f"{course_settings.sampler}{pruning}"),
         "confirm": Planned("confirm", n_confirm, n_confirm * epochs,
                            f"at most {n_candidates} candidates on "
-                           f"{course_settings.confirm_seeds} fresh seeds each, then the test "
-                           f"split once"),
+                           f"{course_settings.confirm_seeds} fresh seeds each{then}"),
     }
     return [row for phase in course_settings.phases if (row := rows[phase]) is not None]
 
