@@ -123,7 +123,7 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
     row = _stored_row(settings)
     if row is not None:
         studies.check_same(row, settings, spec)
-    settings = settings.resolved(spec, studies.stored_settings(row))
+    settings = settings.resolved(spec, None if row is None else row["settings"])
     check(settings)
     if stopper.deadline is None:
         stopper.limit(settings.timeout_s)
@@ -242,7 +242,7 @@ def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) 
     db = Database(settings.storage)
     db.runs.save_study(settings.name, module=settings.study, metric=spec["metric"],
                  direction=spec["direction"], epochs=settings.epochs,
-                 settings={name: getattr(settings, name) for name in STORED},
+                 settings=settings.stored(),
                  space=spec["space"], data=dict(data))
     return db
 

@@ -33,24 +33,35 @@ def trial_seed(study_seed: int, k: int, draw: int = 0) -> int:
     return random.Random(f"{study_seed}/{k}/{draw}").randrange(_SEED_RANGE)
 
 
-def make_sampler(name: str, seed: int, study_seed: int) -> BaseSampler:
-    """Return the sampler of that name; quasi-random ones share the study's own sequence."""
+def make_sampler(
+    name: str, space: Mapping[str, Param], study_seed: int, k: int, i: int = 0
+) -> BaseSampler:
+    """Return the sampler of that name for the i-th draw of the study's k-th trial."""
     import optuna.samplers as samplers
 
+    seed = trial_seed(study_seed, k, i)
+    if name == "random":
+        return samplers.RandomSampler(seed=seed)
+    if name == "qmc":
+        return _qmc(space, k, seed, sequence_seed=seed if i else study_seed)
+    if name == "cmaes":
+        return _cmaes(seed)
+    if name == "gp":
+        return samplers.GPSampler(seed=seed)
+    return samplers.TPESampler(seed=seed)
+
+
+def _qmc(space: Mapping[str, Param], k: int, seed: int, sequence_seed: int) -> BaseSampler:
+    """Return the k-th point of the study's own sequence; a redraw takes that of another."""
+    from optuna.exceptions import ExperimentalWarning
+
+    from hpo.samplers import PlacedQMCSampler
+
     with warnings.catch_warnings():
-        # QMC is marked experimental by Optuna; that is no news for whoever asks for it by name.
-        warnings.simplefilter("ignore", category=_experimental())
-        if name == "random":
-            return samplers.RandomSampler(seed=seed)
-        if name == "qmc":
-            return samplers.QMCSampler(seed=study_seed, scramble=True,
-                                       independent_sampler=samplers.RandomSampler(seed=seed),
-                                       warn_independent_sampling=False)
-        if name == "cmaes":
-            return _cmaes(seed)
-        if name == "gp":
-            return samplers.GPSampler(seed=seed)
-        return samplers.TPESampler(seed=seed)
+        # Optuna marks it as experimental; that is no news for whoever asks for it by name.
+        warnings.simplefilter("ignore", category=ExperimentalWarning)
+        return PlacedQMCSampler({name: param.distribution() for name, param in space.items()}, k,
+                                sequence_seed=sequence_seed, seed=seed)
 
 
 def check_sampler(name: str) -> None:
@@ -68,12 +79,6 @@ def _cmaes(seed: int) -> BaseSampler:
         raise InputError("--sampler cmaes needs the package cmaes: "
                          "pip install 'hpo[cmaes]'") from None
     return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
-
-
-def _experimental() -> type[Warning]:
-    from optuna.exceptions import ExperimentalWarning
-
-    return ExperimentalWarning
 
 
 def make_pruner(name: str, *, n_startup: int, n_warmup: int, epochs: int) -> BasePruner:
@@ -108,12 +113,15 @@ def draw(
     `sampler_of(i)` gives the sampler of the i-th redraw; `reserve(params)` says whether no other
     trial of the study has them.
     """
+    from optuna.pruners import _filter_study
+
     # A study keeps the trials it has read until its own `ask`; its copy reads them anew, and the
     # sampler learns from every trial that has ended.
     study = copy.copy(study)
     for i in range(_N_REDRAWS):
         study.sampler = sampler_of(i)
-        params = _drawn(study, trial, space, study.sampler)
+        # Hyperband's sampler learns from the trials of its own bracket alone, as Optuna has it.
+        params = _drawn(_filter_study(study, trial), trial, space, study.sampler)
         if reserve(params):
             return params
     return _free_params(space, trial, reserve)

@@ -1,7 +1,8 @@
 """The settings of one run: a flag beats an HPO_* variable beats the module beats the default.
 
 A study keeps what its numbers depend on (epochs, seed, part of the data): a run that goes on with
-it takes these over, and one that asks for others is told to make a new study.
+it takes these over, and one that asks for others is told to make a new study. It also keeps what
+its user has said of the rest, so that `hpo run --study NAME` alone goes on as it was begun.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ FIXED = ("epochs", "seed", "data_fraction")
 # What the database keeps of a run's settings: Optuna itself stores neither sampler nor pruner.
 STORED = (*FIXED, "n_trials", "sampler", "pruner", "prune_startup", "prune_warmup", "top_k",
           "confirm_seeds", "allow_duplicates", "max_retries")
+# Where it keeps those of them that a flag or variable gave: these a later run goes on with.
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -55,28 +58,37 @@ class Settings:
     data_fraction: float | None = None
     top_k: int | None = None
     confirm_seeds: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def resolved(self, module: Mapping[str, Any], stored: Mapping[str, Any] | None) -> Settings:
         """Return these settings with every gap filled.
 
-        `module` is the spec's JSON, `stored` the settings the study was made with.
+        `module` is the spec's JSON, `stored` the settings that the study's row has.
 
         Raises:
             InputError: for another value of what the study's numbers depend on.
         """
         values = asdict(self)
-        for what in (*_DEFAULTS, "epochs", "prune_warmup"):
-            if stored and what in FIXED:
+        said = {what: values[what] for what in STORED
+                if what not in FIXED and values[what] not in (None, False)}
+        given = {**(stored or {}).get(GIVEN, {}), **said}
+        for what in FIXED:
+            if stored:
                 values[what] = _kept(self.name, what, values[what], stored[what])
-            elif values[what] is None:
-                said = module.get(what)
-                values[what] = said if said is not None else _DEFAULTS.get(what)
+        values.update(given)
+        for what in (*_DEFAULTS, "epochs", "prune_warmup"):
+            if values[what] is None:
+                default = _DEFAULTS.get(what)
+                values[what] = default if module.get(what) is None else module[what]
         if values["prune_warmup"] is None:
             # The first quarter of a schedule says little about its end, and the first epoch never
             # enough: a trial of one epoch has nothing left to save.
             values["prune_warmup"] = max(1, values["epochs"] // 4)
-        return Settings(**values)
+        return Settings(**{**values, GIVEN: given})
+
+    def stored(self) -> dict[str, Any]:
+        """Return what a study's row keeps of these settings, as JSON data."""
+        return {**{what: getattr(self, what) for what in STORED}, GIVEN: dict(self.given)}
 
     def order(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a worker needs to know of these settings, as JSON data."""

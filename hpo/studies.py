@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import InputError, NoResult
 from hpo.queue import study_of
-from hpo.settings import FIXED, PHASES, Settings
+from hpo.settings import PHASES, Settings
 from hpo.space import space_from_json
 
 if TYPE_CHECKING:
@@ -147,11 +147,6 @@ def space_changes(
         changes.append((kind, f"param '{name}': the study has {before[name].describe()}, "
                               f"the module {after[name].describe()}"))
     return changes
-
-
-def stored_settings(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the settings that a study was made with, or None for a new one."""
-    return None if row is None else {what: row["settings"][what] for what in FIXED}
 
 
 def check_data(row: Mapping[str, Any], data: Mapping[str, Any]) -> None:

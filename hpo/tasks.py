@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
 from hpo.queue import LEASE_S, back_after, owner_token, phase_of, retry_attrs
-from hpo.search import draw, make_pruner, make_sampler, trial_seed
+from hpo.search import draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key
 from hpo.spec import Run, StudySpec
 
@@ -151,8 +151,7 @@ class Tasks:
             params = params_from_json(ticket.params)
         else:
             def sampler_of(i: int) -> Any:
-                return make_sampler(
-                    order["sampler"], trial_seed(order["seed"], ticket.idx, i), order["seed"])
+                return make_sampler(order["sampler"], space, order["seed"], ticket.idx, i)
 
             params = draw(study, self.db.studies.get_trial(trial_id), space, sampler_of,
                           self._reserve(ticket))

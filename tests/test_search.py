@@ -41,7 +41,7 @@ def searched(name: str, n: int, seed: int = 0, space: dict[str, Param] | None = 
     found = []
     for k in range(n):
         def sampler_of(i: int, k: int = k) -> Any:
-            return make_sampler(name, trial_seed(seed, k, i), seed)
+            return make_sampler(name, space, seed, k, i)
 
         trial_id = study._storage.create_new_trial(study._study_id)
         params = draw(study, study._storage.get_trial(trial_id), space, sampler_of, reserve)
@@ -100,6 +100,44 @@ def test_a_warm_worker_s_sampler_learns_from_the_trials_that_ended(name: str) ->
     far = sorted(map(away, searched(name, n, space=space, value_of=away)[-15:]))
     random = sorted(map(away, searched("random", n, space=space, value_of=away)))
     assert far[7] < random[n // 2] / 2
+
+
+def test_quasi_random_points_are_those_of_one_sequence_whoever_draws_them() -> None:
+    """Optuna's own counter gives two workers that draw at once the same point."""
+    from scipy.stats import qmc
+
+    space: dict[str, Param] = {"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)}
+    study = optuna.create_study()
+    trials = [study._storage.get_trial(study._storage.create_new_trial(study._study_id))
+              for _ in range(8)]
+    drawn = {k: draw(study, trials[k], space, lambda i, k=k: make_sampler("qmc", space, 5, k, i),
+                     lambda params: True) for k in reversed(range(8))}
+    wanted = qmc.Sobol(2, seed=5, scramble=True).random(8)
+    assert [(drawn[k]["x"], drawn[k]["y"]) for k in range(8)] == [tuple(row) for row in wanted]
+
+
+def test_hyperband_s_sampler_learns_from_its_own_bracket() -> None:
+    """As in Optuna's own ask: trials that other rungs stopped are not compared."""
+    study = optuna.create_study(study_name="s", pruner=make_pruner("hyperband", n_startup=0,
+                                                                   n_warmup=1, epochs=9))
+    pruner: Any = study.pruner
+    for _ in range(12):
+        trial = study.ask()
+        trial.report(1.0, 0)
+        trial.should_prune()
+        study.tell(trial, 1.0)
+    seen: list[int] = []
+
+    class Looking(optuna.samplers.RandomSampler):
+        def sample_independent(self, study: Any, trial: Any, name: str, kind: Any) -> Any:
+            seen.extend(t.number for t in study.get_trials(deepcopy=False))
+            return super().sample_independent(study, trial, name, kind)
+
+    new = study._storage.get_trial(study._storage.create_new_trial(study._study_id))
+    draw(study, new, {"x": Float(0.0, 1.0)}, lambda i: Looking(seed=0), lambda params: True)
+    mine = pruner._get_bracket_id(study, new)
+    others = [t for t in study.get_trials() if pruner._get_bracket_id(study, t) == mine]
+    assert seen == [t.number for t in others] and len(seen) < 13
 
 
 def test_seeds_of_trials_and_redraws_differ() -> None:
@@ -179,5 +217,5 @@ def test_a_sampler_without_its_package_says_how_to_get_it(
 
 
 def test_samplers_give_no_warning_when_asked_for_by_name() -> None:
-    made: list[Callable[[], Any]] = [lambda n=n: make_sampler(n, 1, 0) for n in DRAWING]
+    made: list[Callable[[], Any]] = [lambda n=n: make_sampler(n, SPACE, 1, 0) for n in DRAWING]
     assert all(make() is not None for make in made)

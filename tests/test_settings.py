@@ -65,6 +65,22 @@ def test_a_stored_study_keeps_its_epochs_when_the_module_says_others() -> None:
     assert (found.epochs, found.seed, found.data_fraction) == (8, 4, 0.5)
 
 
+def test_a_study_goes_on_with_what_its_user_said_before() -> None:
+    """A flag given once need not be given again; a new one beats it."""
+    first = settings(n_trials=50, sampler="random", allow_duplicates=True).resolved(MODULE, None)
+    again = settings().resolved(MODULE, first.stored())
+    assert (again.n_trials, again.sampler, again.allow_duplicates) == (50, "random", True)
+    more = settings(n_trials=60).resolved(MODULE, again.stored())
+    assert (more.n_trials, more.sampler) == (60, "random")
+    assert settings().resolved(MODULE, more.stored()).n_trials == 60
+
+
+def test_a_module_s_new_setting_holds_where_its_user_said_nothing() -> None:
+    first = settings(sampler="random").resolved({**MODULE, "n_trials": 7}, None)
+    again = settings().resolved({**MODULE, "n_trials": 9, "sampler": "tpe"}, first.stored())
+    assert (again.n_trials, again.sampler) == (9, "random")
+
+
 def test_every_stored_setting_is_a_setting() -> None:
     assert set(STORED) <= set(Settings.__dataclass_fields__)
 
