@@ -204,6 +204,33 @@ def test_candidates_whose_confirmation_failed_have_no_row(db: Database) -> None:
     assert [(row["rank"], row["params"]["x"]) for row in db.registry.rows("s")] == [(1, 0.7)]
 
 
+def test_a_seed_without_a_result_is_told_and_left_out_of_the_mean(db: Database) -> None:
+    trained(db, "s", [0.8])
+    chosen = candidates(db, "s", SPEC, None, 1)
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2, 3]))
+    work_off(db, lambda x, seed: None if seed == 2 else x + seed / 100)
+    assert register(db, "s", SETTINGS, SPEC, chosen, [1, 2, 3], {}) == [
+        "confirm: search#1 has no result on seed 2, so its mean is over 2 of 3"]
+    [row] = db.registry.rows("s")
+    assert row["lost_seeds"] == [2] and row["seeds"] == [1, 3]
+    assert row["val_mean"] == pytest.approx(0.82)
+
+
+def test_a_smaller_podium_leaves_no_row_of_the_larger_one(db: Database) -> None:
+    """A rank that a second confirmation has not given again is marked, and not deleted."""
+    trained(db, "s", [0.8, 0.7, 0.6])
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    for top_k in (3, 1):
+        chosen = candidates(db, "s", SPEC, None, top_k)
+        db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+        work_off(db, lambda x, seed: x)
+        register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+    assert [(row["rank"], row["params"]["x"]) for row in db.registry.rows("s")] == [(1, 0.8)]
+    states = [row["state"] for row in db.registry.rows("s", with_deleted=True)]
+    assert sorted(states) == ["current", "replaced", "replaced"]
+
+
 def test_versions_name_what_a_result_depends_on() -> None:
     found: Mapping[str, str] = versions()
     assert {"python", "torch", "optuna", "numpy"} <= set(found)

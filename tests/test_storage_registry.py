@@ -39,6 +39,17 @@ def test_registering_a_place_again_replaces_the_row_and_keeps_its_id(db: Databas
     assert (rows[0]["val_mean"], rows[0]["params"], rows[0]["trial"]) == (0.95, None, None)
 
 
+def test_rows_that_a_new_confirmation_did_not_write_are_marked_as_replaced(db: Database) -> None:
+    """Those of other studies stay as they are."""
+    kept = db.registry.add(ROW)
+    db.registry.add({**ROW, "rank": 2})
+    db.registry.add({**ROW, "study": "other", "rank": 2})
+    assert db.registry.retire(ROW["study"], [kept]) == 1
+    assert [row["id"] for row in db.registry.rows(ROW["study"])] == [kept]
+    assert len(db.registry.rows("other")) == 1
+    assert db.registry.retire(ROW["study"], [kept]) == 0
+
+
 @pytest.mark.parametrize("beginning", ["", "%", "no-such-id"])
 def test_an_unknown_id_gives_none(db: Database, beginning: str) -> None:
     """Neither does a wildcard find anything."""

@@ -20,6 +20,17 @@ from hpo.queue import search_items
 from hpo.studies import ensure_study
 from storage import Database
 
+DIGITS = """
+    from hpo import Float, StudySpec
+    from hpo.train import MLP, AdamW, Recipe, digits
+
+    def build(run, *, lr):
+        return Recipe(data=digits(run), model=MLP(hidden=16), optimizer=AdamW(lr=lr))
+
+    STUDY = StudySpec(space={"lr": Float(1e-3, 1e-2)}, build=build, minimize="val_loss",
+                      epochs=1)
+    """
+
 
 @pytest.fixture
 def new_pool(
@@ -170,6 +181,47 @@ def test_a_stop_lets_the_epoch_end_and_puts_the_trial_back(
     ticket = db.tickets.list("s")[0]
     assert (ticket.state, ticket.attempt) == ("waiting", 0)
     assert set(ticket.params or {}) == {"x"}
+    db.close()
+
+
+def test_an_objective_s_own_random_numbers_depend_on_the_seed_alone(
+    tmp_path: Path, new_pool: Callable[..., Pool]
+) -> None:
+    """Each trial of one warm worker is seeded anew, in Python, numpy and torch."""
+    write_text(tmp_path, "s", """
+        import random
+        import numpy
+        import torch
+        from hpo import Float, StudySpec
+
+        def objective(run, x):
+            yield {"loss": random.random() + numpy.random.rand() + torch.rand(()).item()}
+
+        STUDY = StudySpec(space={"x": Float(0.0, 1.0)}, objective=objective, minimize="loss")
+        """)
+    db = queued(tmp_path, 3)
+    pool = new_pool()
+    pool.describe()
+    pool.work(order(tmp_path))
+    ends = [until(pool, named("end"))[-1] for _ in range(3)]
+    assert len({end["value"] for end in ends}) == 1
+    db.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_no_result(
+    tmp_path: Path, new_pool: Callable[..., Pool]
+) -> None:
+    """A file stands where the folder of the weights should be, as a full disk would refuse it."""
+    write_text(tmp_path, "s", DIGITS)
+    db = queued(tmp_path, 1)
+    (tmp_path / "artifacts/s/search/0.pt").mkdir(parents=True)
+    pool = new_pool()
+    pool.describe()
+    pool.work(order(tmp_path, data_fraction=0.1))
+    events = until(pool, named("end"))
+    note = next(event for event in events if event["event"] == "note")
+    assert "its checkpoint could not be written" in note["text"]
+    assert events[-1]["state"] == "COMPLETE"
     db.close()
 
 
