@@ -197,7 +197,8 @@ def test_an_objective_s_own_random_numbers_depend_on_the_seed_alone(
         def objective(run, x):
             yield {"loss": random.random() + numpy.random.rand() + torch.rand(()).item()}
 
-        STUDY = StudySpec(space={"x": Float(0.0, 1.0)}, objective=objective, minimize="loss")
+        STUDY = StudySpec(space={"x": Float(0.0, 1.0)}, objective=objective,
+                          minimize="loss", epochs=1)
         """)
     db = queued(tmp_path, 3)
     pool = new_pool()
