@@ -20,7 +20,8 @@ from sqlalchemy import Connection, insert, select
 
 from storage import rows
 from storage.link import Link
-from storage.memory import ONE, StudyMemory, copy_trial, distribution, load, same_trial
+from storage.loading import ONE, distribution, heads, load, local, same_trial
+from storage.memory import StudyMemory, copy_trial
 from storage.running import RunningTrial, attr_rows, blank_trial, param_row
 from storage.study_rows import StudyRows
 
@@ -190,9 +191,9 @@ class StudyStorage(StudyRows):
         at = rows.utc_naive()
 
         def done(connection: Connection) -> bool | None:
-            head = connection.execute(ONE, {"trial": trial_id}).one_or_none()
-            stamps = () if head is None else (head.datetime_start, head.datetime_complete)
-            return True if head is not None and head.state == state.name and at in stamps else None
+            found = heads(connection, ONE, trial=trial_id)
+            stamps = {local(time) for head in found for time in (head.start, head.complete)}
+            return True if rows.to_local(at) in stamps and found[0].state == state.name else None
 
         moved = self._link.write(lambda c: self.move(c, trial_id, state, values, at), again=done)
         if moved:
@@ -290,9 +291,10 @@ class StudyStorage(StudyRows):
         return found + ([copy_trial(o.trial) for o in own.values()] if with_open else [])
 
     def _read_one(self, connection: Connection, trial_id: int) -> tuple[FrozenTrial, int]:
-        head = connection.execute(ONE, {"trial": trial_id}).one_or_none()
-        if head is None:
+        found = heads(connection, ONE, trial=trial_id)
+        if not found:
             raise KeyError(f"no trial with id {trial_id}")
+        [head] = found
         memory = self._memory.get(head.study_id)
         kept = None if memory is None else memory.ended.get(trial_id)
         if kept is not None and same_trial(kept, head):

@@ -6,7 +6,9 @@ import math
 import pickle
 import random
 import sys
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import optuna
 import pytest
@@ -18,6 +20,7 @@ from sqlalchemy import event
 
 import storage
 from storage import Database, StudyStorage
+from storage.loading import _offset, local
 
 UNIT = FloatDistribution(0.0, 1.0)
 
@@ -103,6 +106,48 @@ def test_a_study_of_stock_optuna_is_read_equal_and_continued(
     assert [trial.number for trial in mine.trials] == list(range(24))
 
 
+def test_trials_of_two_studies_that_took_turns_are_not_mixed(
+    ready_url: str, stock: optuna.storages.RDBStorage
+) -> None:
+    """A range of ids then holds trials of both, and one of each still runs within it."""
+    first = StudyStorage(ready_url)
+    studies = [optuna.create_study(storage=first, study_name=name) for name in "ab"]
+    rng = random.Random(2)
+    for study in studies:
+        study.ask()
+    for _ in range(350):
+        for study in studies:
+            study.add_trial(_ended(rng))
+    for study in studies:
+        study.ask()
+    fresh = StudyStorage(ready_url)
+    for study in studies:
+        found = fresh.get_all_trials(study._study_id, deepcopy=False)
+        assert found == stock.get_all_trials(study._study_id) and len(found) == 352
+    first.close()
+    fresh.close()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Australia/Lord_Howe"])
+def test_times_are_local_to_the_minute_of_a_change_of_the_clock(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lord Howe Island puts its clocks forward at half past an hour of UTC."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    _offset.cache_clear()
+    try:
+        begin = datetime(2026, 10, 3, 15, 0, tzinfo=UTC)
+        for minutes in range(0, 24 * 60 * 30, 10):
+            at = begin + timedelta(minutes=minutes, microseconds=7)
+            stored = str(at.replace(tzinfo=None))
+            assert local(stored) == at.astimezone().replace(tzinfo=None)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+        _offset.cache_clear()
+
+
 def test_waiting_trials_of_optuna_are_taken_once(ours: StudyStorage, ready_url: str) -> None:
     """The change of state is a compare-and-set with one winner."""
     optuna.create_study(storage=ours, study_name="s").enqueue_trial({"x": 1e-3})
@@ -124,7 +169,7 @@ def test_a_second_look_at_ended_trials_costs_one_statement(ours: StudyStorage) -
 
 
 def test_a_fresh_process_reads_a_study_with_a_query_a_table(ready_url: str) -> None:
-    """However many trials there are."""
+    """However many trials there are; the seventh counts the trials of the range."""
     first = StudyStorage(ready_url)
     study = optuna.create_study(storage=first, study_name="s")
     rng = random.Random(1)
@@ -134,7 +179,7 @@ def test_a_fresh_process_reads_a_study_with_a_query_a_table(ready_url: str) -> N
     seen: list[str] = []
     _count(fresh, seen)
     trials = fresh.get_all_trials(study._study_id, deepcopy=False)
-    assert trials == study.trials and len(seen) == 6
+    assert trials == study.trials and len(seen) == 7
     first.close()
     fresh.close()
 
