@@ -89,11 +89,13 @@ def make_pruner(name: str, *, n_startup: int, n_warmup: int, epochs: int) -> Bas
     """
     import optuna.pruners as pruners
 
+    from hpo.pruners import RunningMedianPruner, RunningPercentilePruner
+
     n_min = max(1, n_startup)
     if name == "median":
-        return pruners.MedianPruner(n_startup, n_warmup, n_min_trials=n_min)
+        return RunningMedianPruner(n_startup, n_warmup, n_min_trials=n_min)
     if name == "percentile":
-        return pruners.PercentilePruner(25.0, n_startup, n_warmup, n_min_trials=n_min)
+        return RunningPercentilePruner(25.0, n_startup, n_warmup, n_min_trials=n_min)
     if name == "asha":
         return pruners.SuccessiveHalvingPruner(min_resource=max(1, n_warmup), reduction_factor=3)
     if name == "hyperband":

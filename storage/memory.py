@@ -7,6 +7,8 @@ trial, which the times of the last known trial give away.
 
 from __future__ import annotations
 
+import time
+from math import inf
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -25,6 +27,9 @@ class StudyMemory:
     def __init__(self) -> None:
         self.ended: dict[int, FrozenTrial] = {}
         self.distributions: dict[str, BaseDistribution] = {}
+        # In the order in which this process heard of their ends.
+        self.arrived: list[FrozenTrial] = []
+        self.refreshed_at = -inf
         self._in_order: list[FrozenTrial] | None = []
         self._open: set[int] = set()
         self._seen = -1
@@ -56,6 +61,7 @@ class StudyMemory:
             if trial.state.is_finished():
                 self._keep(trial)
         self._open = still_open
+        self.refreshed_at = time.monotonic()
         self._seen = max([self._seen, *(head.trial_id for head in news)])
         return [trial for trial in found if not trial.state.is_finished()]
 
@@ -85,6 +91,7 @@ class StudyMemory:
 
     def _keep(self, trial: FrozenTrial) -> None:
         self.ended[trial._trial_id] = trial
+        self.arrived.append(trial)
         self._anchor = trial._trial_id
         for name, distribution in trial.distributions.items():
             self.distributions.setdefault(name, distribution)

@@ -8,9 +8,8 @@ Optuna's, so stock Optuna and optuna-dashboard may use the same database at the 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from threading import RLock
 from typing import Any
 
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
@@ -20,13 +19,13 @@ from sqlalchemy import Connection, insert, select
 
 from storage import rows
 from storage.link import Link
-from storage.loading import ONE, distribution, heads, load, local, same_trial
+from storage.loading import ONE, distribution, heads, local
 from storage.memory import StudyMemory, copy_trial
 from storage.running import RunningTrial, attr_rows, blank_trial, param_row
-from storage.study_rows import StudyRows
+from storage.trial_reads import TrialReads
 
 
-class StudyStorage(StudyRows):
+class StudyStorage(TrialReads):
     """Optuna studies on SQLite or PostgreSQL.
 
     It is no subclass of RDBStorage on purpose: Optuna wraps those in a cache of its own, which
@@ -47,9 +46,6 @@ class StudyStorage(StudyRows):
         super().__init__(link or Link(url, timeout_s))
         self._timeout_s = timeout_s
         self._grouped = grouped
-        self._lock = RLock()
-        self._memory: dict[int, StudyMemory] = {}
-        self._running: dict[int, RunningTrial] = {}
         self._known = rows.statements(self._link.engine.dialect.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,14 +67,6 @@ class StudyStorage(StudyRows):
         if self._grouped:
             with self._lock:
                 self._running[trial._trial_id] = RunningTrial(study_id, trial)
-
-    def running(self, trial_id: int) -> RunningTrial | None:
-        """Return a trial of this process that has not ended."""
-        return self._running.get(trial_id)
-
-    def forget(self, trial_id: int) -> None:
-        """Give up a trial of this process; its unwritten params and attributes are dropped."""
-        self._running.pop(trial_id, None)
 
     def flush(self, trial_id: int | None = None) -> None:
         """Write what running trials have gathered.
@@ -108,6 +96,7 @@ class StudyStorage(StudyRows):
         )
         if trial.state == TrialState.RUNNING:
             self.adopt(study_id, trial)
+        self._stale(study_id)
         return trial._trial_id
 
     def insert_running(self, connection: Connection, study_id: int, start: Any) -> FrozenTrial:
@@ -223,47 +212,6 @@ class StudyStorage(StudyRows):
             connection.execute(self._known.value, rows.value_rows(trial_id, values))
         return moved
 
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Read one trial; an ended one that memory holds costs a look at its times."""
-        own = self._running.get(trial_id)
-        if own is not None:
-            return copy_trial(own.trial)
-        return self._link.read(lambda c: self._read_one(c, trial_id))[0]
-
-    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
-        """Read Optuna's own attributes of a trial."""
-        return self.get_trial(trial_id).system_attrs
-
-    def get_all_trials(
-        self,
-        study_id: int,
-        deepcopy: bool = True,
-        states: Container[TrialState] | None = None,
-    ) -> list[FrozenTrial]:
-        """Return the trials of a study by number.
-
-        Without `deepcopy` the ended ones are those of the memory: look, and change nothing.
-        """
-        with_open = states is None or any(state in states for state in rows.UNFINISHED)
-        with self._lock:
-            memory = self._memory.setdefault(study_id, StudyMemory())
-            trials = self._link.read(lambda c: self._refresh(c, memory, study_id, with_open))
-            trials = _merge(memory.in_order(), trials)
-        if states is not None:
-            trials = [trial for trial in trials if trial.state in states]
-        return [copy_trial(trial) for trial in trials] if deepcopy else trials
-
-    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        """Return the id of a trial of a study."""
-        columns = rows.trials.c
-        query = select(columns.trial_id).where(
-            columns.study_id == study_id, columns.number == trial_number
-        )
-        found = self._link.read(lambda c: c.execute(query).scalar_one_or_none())
-        if found is None:
-            raise KeyError(f"no trial {trial_number} in the study with id {study_id}")
-        return found
-
     def delete_study(self, study_id: int) -> None:
         """Delete a study and everything in it."""
         super().delete_study(study_id)
@@ -272,34 +220,6 @@ class StudyStorage(StudyRows):
             gone = [t for t, own in self._running.items() if own.study_id == study_id]
             for trial_id in gone:
                 self.forget(trial_id)
-
-    def drop_memory(self) -> None:
-        """Forget all studies; the next read brings them in anew."""
-        with self._lock:
-            self._memory.clear()
-            self._running.clear()
-
-    def _refresh(
-        self, connection: Connection, memory: StudyMemory, study_id: int, with_open: bool
-    ) -> list[FrozenTrial]:
-        own = {t: o for t, o in list(self._running.items()) if o.study_id == study_id}
-        found = memory.refresh(connection, study_id, with_open=with_open, skip=set(own))
-        # One that is ours and no longer open was ended by somebody else.
-        for trial_id in set(own) - memory.open_ids():
-            self.forget(trial_id)
-            own.pop(trial_id)
-        return found + ([copy_trial(o.trial) for o in own.values()] if with_open else [])
-
-    def _read_one(self, connection: Connection, trial_id: int) -> tuple[FrozenTrial, int]:
-        found = heads(connection, ONE, trial=trial_id)
-        if not found:
-            raise KeyError(f"no trial with id {trial_id}")
-        [head] = found
-        memory = self._memory.get(head.study_id)
-        kept = None if memory is None else memory.ended.get(trial_id)
-        if kept is not None and same_trial(kept, head):
-            return kept, head.study_id
-        return load(connection, head.study_id, [head])[0], head.study_id
 
     def _touch(self, connection: Connection, trial_id: int) -> int:
         """Return the study of an unfinished trial and keep it unfinished until the commit."""
@@ -390,7 +310,3 @@ class StudyStorage(StudyRows):
             reports = trial.intermediate_values.items()
             new = [rows.template_report(trial._trial_id, *report) for report in reports]
             connection.execute(insert(rows.reports), new)
-
-
-def _merge(ended: list[FrozenTrial], others: list[FrozenTrial]) -> list[FrozenTrial]:
-    return sorted([*ended, *others], key=lambda trial: trial.number) if others else list(ended)

@@ -27,7 +27,7 @@ FLOORS = [
     ["hpo.worker"],
     ["hpo.tasks"],
     ["hpo.drive", "hpo.search", "hpo.studies", "hpo.channel"],
-    ["hpo.queue", "hpo.samplers"],
+    ["hpo.queue", "hpo.samplers", "hpo.pruners"],
     ["hpo.baselines"],
     ["hpo.train"],
     ["hpo.dashboard", "hpo.report"],

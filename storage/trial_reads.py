@@ -1,0 +1,139 @@
+"""The reading side of the Optuna storage: what a process knows stays, what is new comes in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Sequence
+from math import inf
+from threading import RLock
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import Connection, select
+
+from storage import rows
+from storage.link import Link
+from storage.loading import ONE, heads, load, same_trial
+from storage.memory import StudyMemory, copy_trial
+from storage.running import RunningTrial
+from storage.study_rows import StudyRows
+
+
+class TrialReads(StudyRows):
+    """Trials as they are in the database, in this process's memory, and in its own hands."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._lock = RLock()
+        self._memory: dict[int, StudyMemory] = {}
+        self._running: dict[int, RunningTrial] = {}
+
+    def running(self, trial_id: int) -> RunningTrial | None:
+        """Return a trial of this process that has not ended."""
+        return self._running.get(trial_id)
+
+    def forget(self, trial_id: int) -> None:
+        """Give up a trial of this process; its unwritten params and attributes are dropped."""
+        own = self._running.pop(trial_id, None)
+        if own is not None:
+            self._stale(own.study_id)
+
+    def _stale(self, study_id: int) -> None:
+        """Have the next question about ended trials ask the database: this process changed it."""
+        if study_id in self._memory:
+            self._memory[study_id].refreshed_at = -inf
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Read one trial; an ended one that memory holds costs a look at its times."""
+        own = self._running.get(trial_id)
+        if own is not None:
+            return copy_trial(own.trial)
+        return self._link.read(lambda c: self._read_one(c, trial_id))[0]
+
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+        """Read Optuna's own attributes of a trial."""
+        return self.get_trial(trial_id).system_attrs
+
+    def get_all_trials(
+        self,
+        study_id: int,
+        deepcopy: bool = True,
+        states: Container[TrialState] | None = None,
+    ) -> list[FrozenTrial]:
+        """Return the trials of a study by number.
+
+        Without `deepcopy` the ended ones are those of the memory: look, and change nothing.
+        """
+        with_open = states is None or any(state in states for state in rows.UNFINISHED)
+        with self._lock:
+            memory = self._memory.setdefault(study_id, StudyMemory())
+            trials = self._link.read(lambda c: self._refresh(c, memory, study_id, with_open))
+            trials = _merge(memory.in_order(), trials)
+        if states is not None:
+            trials = [trial for trial in trials if trial.state in states]
+        return [copy_trial(trial) for trial in trials] if deepcopy else trials
+
+    def ended_since(
+        self, study_id: int, seen: Any, max_age_s: float
+    ) -> tuple[Sequence[FrozenTrial], Any, bool]:
+        """Return the trials that have ended since `seen`, in the order in which word came.
+
+        `seen` is what an earlier call returned in second place, or None. The database is asked if
+        it was not within `max_age_s`, or if this process has ended a trial since.
+
+        Returns: the trials, the new `seen`, and whether the study was made anew meanwhile, so
+            that the trials are all that there are.
+        Raises:
+            KeyError: there is no such study.
+        """
+        with self._lock:
+            memory = self._memory.setdefault(study_id, StudyMemory())
+            if time.monotonic() - memory.refreshed_at > max_age_s:
+                self._link.read(lambda c: self._refresh(c, memory, study_id, False))
+            arrived = memory.arrived
+            anew = seen is not None and seen[0] is not arrived
+            begin = 0 if seen is None or anew else seen[1]
+            return arrived[begin:], (arrived, len(arrived)), anew
+
+    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
+        """Return the id of a trial of a study."""
+        columns = rows.trials.c
+        query = select(columns.trial_id).where(
+            columns.study_id == study_id, columns.number == trial_number
+        )
+        found = self._link.read(lambda c: c.execute(query).scalar_one_or_none())
+        if found is None:
+            raise KeyError(f"no trial {trial_number} in the study with id {study_id}")
+        return found
+
+    def drop_memory(self) -> None:
+        """Forget all studies; the next read brings them in anew."""
+        with self._lock:
+            self._memory.clear()
+            self._running.clear()
+
+    def _refresh(
+        self, connection: Connection, memory: StudyMemory, study_id: int, with_open: bool
+    ) -> list[FrozenTrial]:
+        own = {t: o for t, o in list(self._running.items()) if o.study_id == study_id}
+        found = memory.refresh(connection, study_id, with_open=with_open, skip=set(own))
+        # One that is ours and no longer open was ended by somebody else.
+        for trial_id in set(own) - memory.open_ids():
+            self.forget(trial_id)
+            own.pop(trial_id)
+        return found + ([copy_trial(o.trial) for o in own.values()] if with_open else [])
+
+    def _read_one(self, connection: Connection, trial_id: int) -> tuple[FrozenTrial, int]:
+        found = heads(connection, ONE, trial=trial_id)
+        if not found:
+            raise KeyError(f"no trial with id {trial_id}")
+        [head] = found
+        memory = self._memory.get(head.study_id)
+        kept = None if memory is None else memory.ended.get(trial_id)
+        if kept is not None and same_trial(kept, head):
+            return kept, head.study_id
+        return load(connection, head.study_id, [head])[0], head.study_id
+
+
+def _merge(ended: list[FrozenTrial], others: list[FrozenTrial]) -> list[FrozenTrial]:
+    return sorted([*ended, *others], key=lambda trial: trial.number) if others else list(ended)
