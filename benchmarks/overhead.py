@@ -2,12 +2,12 @@
 
     python benchmarks/overhead.py [--rounds 3] [--net cnn|mlp|both]
 
-Each side trains the same params for the same epochs on one thread in a process of its own, and
-the sides take turns (A B C A B C); imports and a first step count as start-up. (a) is a bare
-PyTorch loop over tensors in memory, with the same net, fused optimizer and memory format as hpo's
-own, and no tuner; (b) is `hpo run --phases grid` with one worker; (c) is the Optuna script most
-people write: enqueued params, SQLite, a DataLoader, a report an epoch. Prints trials per minute
-with and without start-up, and FAIL where (b) misses its goal.
+Each side trains the same params for the same epochs on one thread of one and the same core, which
+hpo's parent and worker share; the sides take turns (A B C A B C); imports and a first step count
+as start-up. (a) is a bare PyTorch loop over tensors in memory, with the same net, fused optimizer
+and memory format as hpo's own, and no tuner; (b) is `hpo run --phases grid` with one worker; (c)
+is the Optuna script most people write: enqueued params, SQLite, a DataLoader, a report an epoch.
+Prints trials per minute with and without start-up, and FAIL where (b) misses its goal.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def one(side: str, net: str) -> dict[str, Any]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     started = time.perf_counter()
     done = subprocess.run([sys.executable, __file__, "--side", side, "--net", net], env=env,
-                          stdout=subprocess.PIPE, text=True, check=True)
+                          stdout=subprocess.PIPE, text=True, check=True, preexec_fn=_one_core)
     whole = time.perf_counter() - started
     found = json.loads(done.stdout.splitlines()[-1])
     n = len(cells(net))
@@ -222,6 +222,11 @@ def one(side: str, net: str) -> dict[str, Any]:
         raise SystemExit(f"FAIL: {side} {net}: {len(found['values'])} of {n} trials, "
                          f"values {found['values']}")
     return {"warm": 60 * n / found["seconds"], "cold": 60 * n / whole}
+
+
+def _one_core() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def side(name: str, net: str) -> dict[str, Any]:

@@ -86,8 +86,9 @@ def run(
     max_retries: Annotated[int | None, _option(
         "--max-retries", "Times a failed trial is tried again (default: 1 for a lost worker, "
                          "0 for an error).", "HPO_MAX_RETRIES")] = None,
-    allow_duplicates: Annotated[bool, typer.Option(
-        "--allow-duplicates", help="Train params again that have a trial already.")] = False,
+    allow_duplicates: Annotated[bool | None, typer.Option(
+        "--allow-duplicates/--no-allow-duplicates",
+        help="Train params again that have a trial already.")] = None,
     allow_space_change: Annotated[bool, typer.Option(
         "--allow-space-change", help="Go on with other float or int bounds.")] = False,
     data_dir: DataDir = None,

@@ -45,6 +45,17 @@ def n_cores() -> int:
         os.cpu_count() or 1)
 
 
+def threads_each(n_workers: int, env: Mapping[str, str] = os.environ) -> int:
+    """Return the threads of each worker: the cores shared out, or OMP_NUM_THREADS if that is less.
+
+    Two processes of two threads on two cores run at half speed.
+    """
+    fair = max(1, n_cores() // n_workers)
+    # OpenMP itself reads a list, one number a level of nesting.
+    said = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return min(fair, int(said)) if said.isdecimal() and int(said) > 0 else fair
+
+
 def gpus(env: Mapping[str, str] = os.environ) -> list[str]:
     """Return the ids of the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them.
 
@@ -83,11 +94,11 @@ def slots(devices: str, n_workers: int | None, env: Mapping[str, str] = os.envir
     if wanted == "auto":
         ids = gpus(env)
         if not ids:
-            return _cpu_slots(n_workers)
-        return _gpu_slots(ids, n_workers)
+            return _cpu_slots(n_workers, env)
+        return _gpu_slots(ids, n_workers, env)
     if wanted == "cpu":
-        return _cpu_slots(n_workers)
-    return _gpu_slots(_named(wanted, gpus(env)), n_workers)
+        return _cpu_slots(n_workers, env)
+    return _gpu_slots(_named(wanted, gpus(env)), n_workers, env)
 
 
 def _named(wanted: str, present: list[str]) -> list[str]:
@@ -102,18 +113,20 @@ def _named(wanted: str, present: list[str]) -> list[str]:
     return [present[int(part)] for part in parts]
 
 
-def _gpu_slots(ids: list[str], n_workers: int | None) -> list[Slot]:
+def _gpu_slots(
+    ids: list[str], n_workers: int | None, env: Mapping[str, str]
+) -> list[Slot]:
     n = n_workers or len(ids)
     if n > len(ids):
         doubled = ",".join(str(i % len(ids)) for i in range(n))
         raise InputError(f"--workers {n}: there are {len(ids)} devices, one worker each; "
                          f"to share them write --devices {doubled}")
-    threads = max(1, n_cores() // n)
+    threads = threads_each(n, env)
     return [Slot(i, "cuda", ids[i], threads) for i in range(n)]
 
 
-def _cpu_slots(n_workers: int | None) -> list[Slot]:
+def _cpu_slots(n_workers: int | None, env: Mapping[str, str]) -> list[Slot]:
     n = n_workers or min(n_cores(), _MAX_DEFAULT_CPU_WORKERS)
-    threads = max(1, n_cores() // n)
+    threads = threads_each(n, env)
     # An empty mask hides the GPUs of a machine that has some from its CPU workers.
     return [Slot(i, "cpu", "", threads) for i in range(n)]

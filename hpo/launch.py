@@ -129,6 +129,8 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
         stopper.limit(settings.timeout_s)
     show = _display(console, spec, pool)
     _say_plan(show, settings, described, pool)
+    for text in () if row is None else settings.changes(row["settings"]):
+        show.say(text)
     make_home(settings.home)
     order = order_of(settings, spec)
     data = _prepared(pool, order, row, show)
@@ -144,7 +146,8 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
         _say_result(course, time.monotonic() - started)
         return _exit_code(course)
 
-    return _worked(course, order, work)
+    # No study has this name: the workers take no ticket until a phase names its own.
+    return _worked(course, {**order, "only": ""}, work)
 
 
 def _serve(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> int:
@@ -195,7 +198,8 @@ def _display(console: Console, spec: Mapping[str, Any], pool: Pool) -> Display:
 def order_of(settings: Settings, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a worker is told of a run, as JSON data."""
     return {**settings.order(spec), "storage": settings.storage, "home": str(settings.home),
-            "data_dir": None if settings.data_dir is None else str(settings.data_dir)}
+            "data_dir": None if settings.data_dir is None else str(settings.data_dir),
+            "only": None}
 
 
 def _prepared(

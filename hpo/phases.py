@@ -107,7 +107,7 @@ def _lr_range(course: Course) -> None:
     study = queue.study_of(course.name, "lr-range")
     sweep = NewTicket(idx=0, params=dict(course.defaults), payload={"seed": course.seed},
                       params_key=None)
-    course.db.tickets.reopen(study, [0])
+    _try_again(course, study)
     _do(course, "lr-range", [sweep], kind="sweep")
     found = course.db.tickets.list(study)[0]
     result = found.result
@@ -141,9 +141,7 @@ def _grid(course: Course) -> None:
         return
     study = queue.study_of(course.name, "grid")
     cells = [params_from_json(cell) for cell in course.grid]
-    failed = [t.idx for t in course.db.tickets.list(study) if t.state == "failed"]
-    # A cell without a result is no result: each run tries those again.
-    course.db.tickets.reopen(study, failed)
+    _try_again(course, study)
     _do(course, "grid", queue.fixed_items(cells, course.seed))
     tickets = course.db.tickets.list(study)
     missing = [t for t in tickets if t.state == "failed"]
@@ -152,6 +150,12 @@ def _grid(course: Course) -> None:
     for ticket in missing:
         cell = ", ".join(f"{k}={v}" for k, v in params_from_json(ticket.params or {}).items())
         course.note(f"grid: {cell} failed: {ticket.cause}; the same command tries it again")
+
+
+def _try_again(course: Course, study: str) -> None:
+    """Reopen a phase's failed tickets: where each result counts, each run tries for it again."""
+    failed = [t.idx for t in course.db.tickets.list(study) if t.state == "failed"]
+    course.db.tickets.reopen(study, failed)
 
 
 def _search(course: Course) -> None:
@@ -166,7 +170,8 @@ def _search(course: Course) -> None:
         course.show.say(f"search: {before} trials are done and --n-trials is {asked}: the budget "
                         f"is used, nothing to add")
         return
-    _do(course, "search", queue.search_items(n, course.seed))
+    taken = {ticket.idx for ticket in course.db.tickets.list(study)}
+    _do(course, "search", queue.search_items(n, course.seed, taken))
 
 
 def _confirm(course: Course) -> None:
@@ -176,6 +181,7 @@ def _confirm(course: Course) -> None:
         course.note("confirm: left out, there is no COMPLETE trial to confirm")
         return
     seeds = confirm.fresh_seeds(course.seed, int(course.settings.confirm_seeds or 1))
+    _try_again(course, queue.study_of(course.name, "confirm"))
     items = confirm.items(course.db, course.name, candidates, seeds)
     _do(course, "confirm", items)
     if course.spec["has_build"]:
@@ -194,6 +200,7 @@ def _do(
     study = queue.study_of(course.name, phase)
     ensure_study(course.db, study, course.spec["direction"], course.spec["metric"])
     course.db.tickets.write(course.name, study, kind, list(items))
+    course.pool.only(study)
     tickets = [t for t in course.db.tickets.list(study) if t.kind == kind]
     n_ended = _n_ended(tickets)
     # After a sweep comes a trial at its pick.

@@ -139,6 +139,13 @@ class Pool:
                 if event["event"] == wanted and member.slot.index == self.slots[0].index:
                     return event
 
+    def only(self, study: str) -> None:
+        """Have all workers take the tickets of this Optuna study alone from now on."""
+        if self._order is not None:
+            self._order["only"] = study
+        for member in self.members.values():
+            self._send(member, "only", study=study)
+
     def work(self, order: dict[str, Any]) -> None:
         """Have all workers, and any that replaces one, take tickets by this order."""
         self._order = order

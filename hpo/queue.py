@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from hpo.space import Param, params_from_json, params_key, params_to_json
@@ -77,12 +78,13 @@ def fixed_items(
             for i, cell in enumerate(cells)]
 
 
-def search_items(n: int, seed: int) -> list[NewTicket]:
-    """Return n tickets whose params the sampler will draw."""
+def search_items(n: int, seed: int, taken: Collection[int] = ()) -> list[NewTicket]:
+    """Return the tickets, with params for the sampler to draw, that make n with those taken."""
     from storage.tickets import NewTicket
 
+    free = (i for i in count() if i not in taken)
     return [NewTicket(idx=i, params=None, payload={"seed": seed}, params_key=None)
-            for i in range(n)]
+            for i in islice(free, max(0, n - len(taken)))]
 
 
 def back_after(

@@ -22,12 +22,16 @@ DEFAULT_N_TRIALS = 20
 _DEFAULTS: dict[str, Any] = {
     "n_trials": DEFAULT_N_TRIALS, "sampler": "tpe", "pruner": "median", "prune_startup": 5,
     "seed": 0, "data_fraction": 1.0, "top_k": 3, "confirm_seeds": 3, "timeout_s": None,
+    "allow_duplicates": False,
 }
 # A stored study refuses other values of these: its trials could not be compared.
 FIXED = ("epochs", "seed", "data_fraction")
 # What the database keeps of a run's settings: Optuna itself stores neither sampler nor pruner.
 STORED = (*FIXED, "n_trials", "sampler", "pruner", "prune_startup", "prune_warmup", "top_k",
           "confirm_seeds", "allow_duplicates", "max_retries")
+# A run without the search says nothing about the search's own.
+OF_THE_SEARCH = ("n_trials", "sampler", "pruner", "prune_startup", "prune_warmup",
+                 "allow_duplicates")
 # Where it keeps those of them that a flag or variable gave: these a later run goes on with.
 GIVEN = "given"
 
@@ -52,7 +56,7 @@ class Settings:
     timeout_s: float | None = None
     phases: tuple[str, ...] = PHASES
     max_retries: int | None = None
-    allow_duplicates: bool = False
+    allow_duplicates: bool | None = None
     allow_space_change: bool = False
     data_dir: Path | None = None
     data_fraction: float | None = None
@@ -70,12 +74,14 @@ class Settings:
         """
         values = asdict(self)
         said = {what: values[what] for what in STORED
-                if what not in FIXED and values[what] not in (None, False)}
+                if what not in FIXED and values[what] is not None
+                and ("search" in self.phases or what not in OF_THE_SEARCH)}
         given = {**(stored or {}).get(GIVEN, {}), **said}
+        _check_startup(said, given.get("pruner") or module.get("pruner"))
         for what in FIXED:
             if stored:
                 values[what] = _kept(self.name, what, values[what], stored[what])
-        values.update(given)
+        values.update({what: given[what] for what in given if values[what] is None})
         for what in (*_DEFAULTS, "epochs", "prune_warmup"):
             if values[what] is None:
                 default = _DEFAULTS.get(what)
@@ -85,6 +91,15 @@ class Settings:
             # enough: a trial of one epoch has nothing left to save.
             values["prune_warmup"] = max(1, values["epochs"] // 4)
         return Settings(**{**values, GIVEN: given})
+
+    def changes(self, stored: Mapping[str, Any]) -> list[str]:
+        """Return a line for each way in which the search goes on otherwise than it began."""
+        if "search" not in self.phases:
+            return []
+        return [f"search: {what.replace('_', '-')} changes from {stored[what]} to "
+                f"{getattr(self, what)} for the trials to come"
+                for what in ("sampler", "pruner", "prune_startup", "prune_warmup")
+                if stored[what] != getattr(self, what)]
 
     def stored(self) -> dict[str, Any]:
         """Return what a study's row keeps of these settings, as JSON data."""
@@ -96,6 +111,12 @@ class Settings:
                  "prune_warmup", "allow_duplicates", "max_retries", "top_k")
         return {"name": self.name, "module": self.study, "metric": spec["metric"],
                 "direction": spec["direction"], **{name: getattr(self, name) for name in names}}
+
+
+def _check_startup(said: Mapping[str, Any], pruner: str | None) -> None:
+    if "prune_startup" in said and pruner in ("asha", "hyperband", "none"):
+        raise InputError(f"--prune-startup: pruner '{pruner}' waits for no other trials; leave it "
+                         f"out, or use --pruner median or percentile")
 
 
 def _kept(name: str, what: str, asked: Any, stored: Any) -> Any:

@@ -105,9 +105,10 @@ class Tasks:
         self.db.close()
 
     def claim(self) -> Claim | None:
-        """Take the next ticket of this study, or None when none waits."""
+        """Take the next ticket, of the phase under way if one is named; None when none waits."""
         claim = self.db.tickets.claim(
-            self.order["name"], self.owner, socket.gethostname(), os.getpid(), LEASE_S)
+            self.order["name"], self.owner, socket.gethostname(), os.getpid(), LEASE_S,
+            only=self.order["only"])
         self._lost = False
         self._held = claim.ticket.id if claim else None
         return claim

@@ -106,13 +106,18 @@ def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
     return True
 
 
-def _work(spec, command: dict[str, Any], channel: Channel, stop: threading.Event) -> int:
+def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
+          stop: threading.Event) -> int:
     from hpo.tasks import Tasks
 
     tasks = Tasks(spec, command["order"], channel, stop)
     idle = False
     try:
         while not stop.is_set():
+            while not commands.inbox.empty():
+                said = commands.inbox.get_nowait()
+                if said["cmd"] == "only":
+                    tasks.order["only"] = said["study"]
             claim = tasks.claim()
             if claim is None:
                 if not idle:
@@ -155,7 +160,7 @@ def main() -> int:
             return 0
         command["order"].update(device=device, worker=int(os.environ["HPO_WORKER_INDEX"]))
         if command["cmd"] == "work":
-            return _work(spec, command, channel, stop)
+            return _work(spec, command, channel, commands, stop)
         if not _answer(spec, command, channel):
             return 0
 

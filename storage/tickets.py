@@ -75,11 +75,14 @@ class Claim:
     number: int | None
 
 
-def _first_waiting() -> Any:
+def _first_waiting(*, of_one_study: bool) -> Any:
     queue = tickets.alias("queue")
+    wanted = (queue.c.name == bindparam("study_name")) & (queue.c.state == WAITING)
+    if of_one_study:
+        wanted &= queue.c.study == bindparam("only")
     first = (
         select(queue.c.id)
-        .where(queue.c.name == bindparam("study_name"), queue.c.state == WAITING)
+        .where(wanted)
         .order_by(queue.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -95,7 +98,8 @@ def _first_waiting() -> Any:
     return update(tickets).where(where).values(taken).returning(*tickets.c)
 
 
-CLAIM = _first_waiting()
+CLAIM = _first_waiting(of_one_study=False)
+CLAIM_OF = _first_waiting(of_one_study=True)
 NOTE_TRIAL = (
     update(tickets)
     .where(tickets.c.id == bindparam("ticket"))
@@ -138,9 +142,21 @@ class Tickets:
         return self._link.write(work)
 
     def trim(self, study: str, n: int) -> int:
-        """Delete the waiting tickets from number `n` on and return how many those were."""
-        extra = (tickets.c.study == study) & (tickets.c.idx >= n) & (tickets.c.state == WAITING)
-        return self._link.write(lambda c: c.execute(delete(tickets).where(extra)).rowcount)
+        """Delete the last waiting tickets until `n` are left in all; return how many those were.
+
+        Tickets that run or have ended stay, though they be more.
+        """
+        mine = tickets.c.study == study
+        ordered = select(tickets.c.id, tickets.c.state).where(mine).order_by(tickets.c.idx)
+
+        def work(connection: Connection) -> int:
+            found = connection.execute(ordered).all()
+            waiting = [row.id for row in found if row.state == WAITING]
+            extra = waiting[max(0, n - (len(found) - len(waiting))) :]
+            still = tickets.c.id.in_(extra) & (tickets.c.state == WAITING)
+            return connection.execute(delete(tickets).where(still)).rowcount
+
+        return self._link.write(work)
 
     def reopen(self, study: str, idxs: Sequence[int]) -> int:
         """Let failed tickets wait again, as often tried as before, and return how many."""
@@ -152,10 +168,20 @@ class Tickets:
         change = update(tickets).where(chosen).values(**_free(), state=WAITING, ended_at=None)
         return self._link.write(lambda c: c.execute(change).rowcount)
 
-    def claim(self, name: str, owner: str, host: str, pid: int, lease_s: float) -> Claim | None:
+    def claim(
+        self,
+        name: str,
+        owner: str,
+        host: str,
+        pid: int,
+        lease_s: float,
+        *,
+        only: str | None = None,
+    ) -> Claim | None:
         """Take the study's first waiting ticket, and make its Optuna trial if it is for one.
 
-        Both happen in one transaction, so a ticket that runs has its trial, whatever dies when.
+        `only` names the Optuna study of a phase, whose tickets alone are taken then. Both happen
+        in one transaction, so a ticket that runs has its trial, whatever dies when.
 
         Raises:
             StorageError: the Optuna study of the ticket does not exist.
@@ -169,12 +195,13 @@ class Tickets:
             "new_pid": pid,
             "new_claim_token": token,
             "now": utc_now(),
+            **({} if only is None else {"only": only}),
         }
         made: list[tuple[int, Any]] = []
 
         def take(connection: Connection) -> Claim | None:
             made.clear()
-            row = connection.execute(CLAIM, fields).one_or_none()
+            row = connection.execute(CLAIM if only is None else CLAIM_OF, fields).one_or_none()
             if row is None:
                 return None
             if row.kind != TRIAL:

@@ -49,6 +49,14 @@ def test_cores_are_shared_out_among_the_workers(n: int) -> None:
     assert found[0].environment()["OMP_NUM_THREADS"] == str(max(1, n_cores() // n))
 
 
+@pytest.mark.parametrize(("said", "threads"), [
+    ("1", 1), ("1,4", 1), ("4096", n_cores()), ("", n_cores()), ("0", n_cores()),
+    ("many", n_cores()),
+])
+def test_a_smaller_number_of_threads_from_outside_is_believed(said: str, threads: int) -> None:
+    assert slots("cpu", 1, {**NONE, "OMP_NUM_THREADS": said})[0].n_threads == threads
+
+
 def test_more_workers_than_devices_are_refused_with_the_way_to_share() -> None:
     """C40.3: `--devices 0,1 --workers 3`."""
     with pytest.raises(InputError, match="--workers 3: there are 2 devices, one worker each; to "

@@ -183,6 +183,16 @@ def test_a_trial_without_all_its_params_has_none_to_keep(db: Database) -> None:
     assert stored_params(db, claimed(db).ticket, SPACE) is None
 
 
+@pytest.mark.parametrize(("n", "taken", "idxs"), [
+    (3, (), [0, 1, 2]), (5, (0, 1, 2), [3, 4]), (4, (0, 1, 2, 5), []), (6, (0, 1, 2, 5), [3, 4]),
+    (2, (0, 1, 2), []),
+])
+def test_search_tickets_make_n_with_those_there_are(
+    n: int, taken: tuple[int, ...], idxs: list[int]
+) -> None:
+    assert [item.idx for item in search_items(n, 0, taken)] == idxs
+
+
 def test_fixed_items_keep_their_params_and_search_items_have_none() -> None:
     cells = fixed_items([{"x": 1, "sizes": (1, 2)}, {"x": 2, "sizes": (3,)}], 7)
     assert [(item.idx, item.payload) for item in cells] == [(0, {"seed": 7}), (1, {"seed": 7})]

@@ -75,6 +75,44 @@ def test_a_study_goes_on_with_what_its_user_said_before() -> None:
     assert settings().resolved(MODULE, more.stored()).n_trials == 60
 
 
+@pytest.mark.parametrize("what", ["prune_warmup", "prune_startup", "max_retries"])
+def test_a_flag_of_nought_is_a_flag(what: str) -> None:
+    """0 == False, and still it was said."""
+    first = settings(**{what: 3}).resolved(MODULE, None)
+    again = settings(**{what: 0}).resolved(MODULE, first.stored())
+    assert getattr(again, what) == 0
+    assert getattr(settings().resolved(MODULE, again.stored()), what) == 0
+
+
+def test_leave_for_duplicates_can_be_taken_back() -> None:
+    first = settings(allow_duplicates=True).resolved(MODULE, None)
+    again = settings(allow_duplicates=False).resolved(MODULE, first.stored())
+    assert again.allow_duplicates is False
+    assert settings().resolved(MODULE, again.stored()).allow_duplicates is False
+
+
+def test_a_run_without_the_search_leaves_the_search_s_flags_as_they_were() -> None:
+    first = settings(pruner="percentile").resolved(MODULE, None)
+    grid = settings(pruner="none", phases=("grid",)).resolved(MODULE, first.stored())
+    assert settings().resolved(MODULE, grid.stored()).pruner == "percentile"
+
+
+def test_a_search_that_goes_on_otherwise_is_told() -> None:
+    first = settings().resolved(MODULE, None)
+    again = settings(sampler="random", prune_warmup=0).resolved(MODULE, first.stored())
+    assert again.changes(first.stored()) == [
+        "search: sampler changes from tpe to random for the trials to come",
+        "search: prune-warmup changes from 2 to 0 for the trials to come"]
+    assert settings().resolved(MODULE, again.stored()).changes(again.stored()) == []
+
+
+@pytest.mark.parametrize("pruner", ["asha", "hyperband", "none"])
+def test_a_pruner_that_waits_for_no_trials_refuses_a_start_up(pruner: str) -> None:
+    with pytest.raises(InputError, match=f"--prune-startup: pruner '{pruner}' waits for no"):
+        settings(pruner=pruner, prune_startup=3).resolved(MODULE, None)
+    assert settings(pruner=pruner).resolved({**MODULE, "prune_startup": 3}, None).pruner == pruner
+
+
 def test_a_module_s_new_setting_holds_where_its_user_said_nothing() -> None:
     first = settings(sampler="random").resolved({**MODULE, "n_trials": 7}, None)
     again = settings().resolved({**MODULE, "n_trials": 9, "sampler": "tpe"}, first.stored())

@@ -81,6 +81,33 @@ def test_trim_deletes_waiting_tickets_only(study: Database) -> None:
     assert [ticket.state for ticket in study.tickets.list("s")] == ["running"]
 
 
+def test_trim_leaves_n_in_all_whatever_their_places(db: Database) -> None:
+    """Retries and several workers end tickets out of order: 0 and 2 of five, then N is 3."""
+    ensured = db.studies.create_new_study([StudyDirection.MINIMIZE], "s")
+    assert ensured
+    db.tickets.write("s", "s", "trial", [NewTicket(idx) for idx in range(5)])
+    claims = [db.tickets.claim("s", *ME) for _ in range(3)]
+    for claim in claims:
+        assert claim is not None
+    assert claims[1] is not None
+    db.tickets.give_back(claims[1].ticket.id, ME[0], "interrupted", count=False)
+    assert db.tickets.trim("s", 3) == 2
+    assert [(t.idx, t.state) for t in db.tickets.list("s")] == [
+        (0, "running"), (1, "waiting"), (2, "running")]
+    assert db.tickets.trim("s", 2) == 1 and db.tickets.trim("s", 1) == 0
+
+
+def test_only_the_tickets_of_one_phase_are_taken_when_one_is_named(study: Database) -> None:
+    """What an interrupted search left waits for the next search."""
+    study.studies.create_new_study([StudyDirection.MINIMIZE], "s/grid")
+    study.tickets.write("s", "s/grid", "trial", [NewTicket(0)])
+    assert study.tickets.claim("s", *ME, only="") is None
+    claim = study.tickets.claim("s", *ME, only="s/grid")
+    assert claim is not None and claim.ticket.study == "s/grid"
+    assert study.tickets.claim("s", *ME, only="s/grid") is None
+    assert study.tickets.counts("s")["waiting"] == 3
+
+
 def test_the_lowest_ticket_is_taken_first_with_its_trial(study: Database) -> None:
     """Ticket and trial are one transaction."""
     claim = study.tickets.claim("s", *ME)

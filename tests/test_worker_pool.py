@@ -54,7 +54,7 @@ def order(folder: Path, **changes: Any) -> dict[str, Any]:
     return {"name": "s", "module": "s", "metric": "loss", "direction": "minimize", "epochs": 1,
             "seed": 0, "data_fraction": 1.0, "sampler": "random", "pruner": "none",
             "prune_startup": 5, "prune_warmup": 1, "allow_duplicates": False,
-            "max_retries": None, "top_k": 3, "home": str(folder), "data_dir": None,
+            "max_retries": None, "top_k": 3, "home": str(folder), "data_dir": None, "only": None,
             "storage": f"sqlite:///{folder / 'hpo.db'}", **changes}
 
 
