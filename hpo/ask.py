@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,30 +211,50 @@ def publish(db: Database, found: Results, home: Path) -> Path:
 def registry_list(
     study: str | None, home: Path, storage: str | None, console: Console, *, as_json: bool
 ) -> int:
-    """Print the registered results of all studies or of one."""
-    from rich.table import Table
-
+    """Print the registered results of all studies or of one, each on one line."""
     with opened(home, storage) as db:
         rows = list(db.registry.rows(study) if study else db.registry.rows())
+        if study and not rows:
+            require(db, study)
     if as_json:
         _print_json(rows)
         return 0
     if not rows:
         _say(console, "nothing is registered yet: the phase confirm of `hpo run` does it")
         return 0
-    table = Table(box=None, pad_edge=False)
-    for column in ("id", "study", "from", "metric", "validation", "test", "epochs", "made"):
-        table.add_column(column, justify="right" if column in ("validation", "test", "epochs")
-                         else "left")
-    for row in rows:
-        origin = f"search #{row['rank']}" if row["phase"] == "search" else row["phase"]
-        gone = "" if row["state"] == "current" else f" ({row['state']})"
-        table.add_row(row["id"][:8], row["study"] + gone, origin, row["metric"],
-                      _mean(row["val_mean"], row["val_sd"]),
-                      _mean(row["test_mean"], row["test_sd"]), str(row["epochs_spent"]),
-                      f"{row['created_at']:%Y-%m-%d %H:%M}")
-    console.print(table, highlight=False)
+    cells = [_registry_cells(row) for row in rows]
+    _say(console, _registry_table(cells, console.width if console.is_terminal else None))
     return 0
+
+
+_REGISTRY_HEAD = ("id", "study", "from", "validation", "test", "epochs", "metric", "made")
+
+
+def _registry_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    from hpo.report import score
+    from hpo.verdict import count
+
+    origin = f"search#{row['rank']}" if row["phase"] == "search" else row["phase"]
+    gone = "" if row["state"] == "current" else f" ({row['state']})"
+    val, test = ("not read" if row[f"{split}_mean"] is None
+                 else score(row[f"{split}_mean"], row[f"{split}_sd"]) for split in ("val", "test"))
+    return (row["id"][:8], row["study"] + gone, origin, val, test,
+            count(row["epochs_spent"] or 0), row["metric"], f"{row['created_at']:%Y-%m-%d %H:%M}")
+
+
+def _registry_table(rows: Sequence[tuple[str, ...]], width: int | None) -> str:
+    """Return the table with the columns that a terminal of this width can hold, and say which not.
+
+    A pipe has no width: there all columns stand.
+    """
+    from hpo.report import aligned
+
+    for n in range(len(_REGISTRY_HEAD), 5, -1):
+        text = aligned([line[:n] for line in (_REGISTRY_HEAD, *rows)], right=(3, 4, 5))
+        if width is None or max(map(len, text.splitlines())) <= width:
+            break
+    left_out = _REGISTRY_HEAD[n:]
+    return text + (f"\n(too narrow for: {', '.join(left_out)})" if left_out else "")
 
 
 def registry_show(

@@ -196,7 +196,8 @@ def report(study: Study, home: Home = None, storage: Storage = None, json: Json 
 def export(
     study: Study,
     to: Annotated[Path, typer.Option("--to", help="The folder to write, which must be new.")],
-    trial: Annotated[int | None, typer.Option(help="A trial of the search by its number.")] = None,
+    trial: Annotated[int | None, typer.Option(
+        help="A trial by its number, of the search unless --phase names another.")] = None,
     rank: Annotated[int, typer.Option(help="A registered result by its rank; 1 is the best.")] = 1,
     phase: Annotated[str, typer.Option(help="search, grid, lr-range or default.")] = "search",
     data_dir: DataDir = None, devices: Devices = "auto", home: Home = None,
@@ -295,6 +296,10 @@ def main() -> None:
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except OSError as error:
+        # A disk, a folder or a socket that refuses; what it was asked for is in its own words.
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        code = 1
     sys.exit(code or 0)
 
 

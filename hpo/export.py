@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -16,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import ask, devices, discover
 from hpo.errors import HpoError, InputError, NoResult
+from hpo.settings import PHASES
 from hpo.space import params_from_json
-from hpo.spec import Run
+from hpo.spec import Run, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from storage.database import Database
 
+# What a registry row can stand for.
+SOURCES = ("search", "grid", "lr-range", "default")
 # bf16 autocast on another GPU adds up in another order; fp32 on the CPU repeats far below this.
 _TOLERANCE = 2e-3
 
@@ -41,6 +45,8 @@ def export(
     to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"--to {to}: it exists and is not an empty folder")
+    _check_phase(phase, trial)
+    parent = _parent(to)
     with ask.opened(home, storage) as db:
         chosen = _chosen(db, study, trial, rank, phase)
         row = ask.require(db, study)
@@ -49,12 +55,12 @@ def export(
         raise HpoError(_no_checkpoint(home, study, chosen, state))
     run = Run(epochs=int(row["epochs"]), seed=chosen["seed"], device=_device(devices), dir=to,
               data_dir=data_dir, data_fraction=float(row["settings"]["data_fraction"]))
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=_parent(to)) as folder:
+    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=parent) as folder:
         data = _write(Path(folder), home / chosen["checkpoint"], chosen, row)
+        _write_json(Path(folder), data)
         scores = _score(Path(folder), home / chosen["checkpoint"], row, chosen, run)
         _compare(scores, chosen["metrics"], chosen["checkpoint"])
-        data["scored_again"] = scores
-        (Path(folder) / "model.json").write_text(json.dumps(data, indent=1, default=str) + "\n")
+        _write_json(Path(folder), {**data, "scored_again": scores})
         to.mkdir(parents=True, exist_ok=True)
         for file in Path(folder).iterdir():
             shutil.move(file, to / file.name)
@@ -64,9 +70,21 @@ def export(
     return 0
 
 
+def _check_phase(phase: str, trial: int | None) -> None:
+    known = PHASES if trial is not None else SOURCES
+    if phase not in known:
+        raise InputError(f"--phase '{phase}'{' with --trial' if trial is not None else ''}: "
+                         f"accepted are {', '.join(known)}{nearest(phase, known)}")
+
+
 def _parent(to: Path) -> Path:
     parent = to.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--to {to}: {error.filename}: {error.strerror}") from None
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"--to {to}: no leave to write in {parent}")
     return parent
 
 
@@ -82,13 +100,13 @@ def _chosen(
 
     ask.require(db, study)
     if trial is not None:
-        found = results.collect(db, study).phases.get("search")
+        found = results.collect(db, study).phases.get(phase)
         match = next((t for t in found.trials if t.number == trial), None) if found else None
         if match is None:
             n = len(found.trials) if found else 0
-            raise InputError(f"--trial {trial}: the search of study '{study}' has {n} trials, "
-                             f"numbered from 0")
-        return {"what": f"search trial {trial}", "checkpoint": match.attrs.get("checkpoint"),
+            raise InputError(f"--trial {trial}: the phase {phase} of study '{study}' has {n} "
+                             f"trials, numbered from 0")
+        return {"what": f"{phase} trial {trial}", "checkpoint": match.attrs.get("checkpoint"),
                 "seed": match.attrs.get("seed"), "params": match.params,
                 "metrics": match.attrs.get("best", {}), "trial": trial}
     rows = ask.registered(db, study, phase)
@@ -108,7 +126,8 @@ def _no_checkpoint(home: Path, study: str, chosen: Mapping[str, Any], state: str
         return (f"study '{study}', {chosen['what']}: no checkpoint was kept (only COMPLETE trials "
                 f"among the best --top-k keep one, and only those of a build= recipe)")
     path = home / chosen["checkpoint"]
-    return f"study '{study}', {chosen['what']}: checkpoint {path} is {state}"
+    why = " (trials that better ones displaced keep none)" if state == "missing" else ""
+    return f"study '{study}', {chosen['what']}: checkpoint {path} is {state}{why}"
 
 
 def _write(
@@ -136,6 +155,10 @@ def _write(
     }
 
 
+def _write_json(folder: Path, data: Mapping[str, Any]) -> None:
+    (folder / "model.json").write_text(json.dumps(data, indent=1, default=str) + "\n")
+
+
 def _loads(module: str) -> bool:
     discover.load(module)
     return True
@@ -144,23 +167,30 @@ def _loads(module: str) -> bool:
 def _score(
     folder: Path, checkpoint: Path, row: Mapping[str, Any], chosen: Mapping[str, Any], run: Run
 ) -> dict[str, float]:
-    """Score the exported weights, put back into a checkpoint, on the validation split."""
-    import torch
-
-    from hpo.train import checkpoint as checkpoints
+    """Score the model that the exported files give back, on the validation split."""
     from hpo.train.loop import score
 
-    entry = checkpoints.read(checkpoint)
-    entry["model"] = torch.load(folder / "model.pt", weights_only=True)
-    again = folder / ".again.pt"
-    checkpoints.write(again, entry)
-    try:
-        spec = discover.load(row["module"])
-        assert spec.build is not None
-        params = spec.full_params(params_from_json(chosen["params"]))
-        return score(spec.build(run, **params), run, again, "val")
-    finally:
-        again.unlink(missing_ok=True)
+    spec = discover.load(row["module"])
+    assert spec.build is not None
+    recipe = spec.build(run, **spec.full_params(params_from_json(chosen["params"])))
+    return score(recipe, run, checkpoint, "val", _loaded_again(folder, recipe))
+
+
+def _loaded_again(folder: Path, recipe: Any) -> Any:
+    """Return the model as `load_export` gives it; one of the user's own comes from its module."""
+    import copy
+
+    import torch
+
+    from hpo.train.checkpoint import load_export
+    from hpo.train.models import ModelSpec
+
+    if isinstance(recipe.model, ModelSpec):
+        return load_export(folder)
+    own = recipe.model
+    model = copy.deepcopy(own) if isinstance(own, torch.nn.Module) else own()
+    model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+    return model
 
 
 def _compare(scores: Mapping[str, float], stored: Mapping[str, float], path: str) -> None:

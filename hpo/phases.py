@@ -325,6 +325,6 @@ class Planned:
 
 def stop(course: Course, why: str) -> None:
     """Stop the workers in order; what they were at goes back on the queue."""
-    course.show.say(f"{why}: running trials go back on the queue")
+    course.show.say(f"{why}: running trials go back on the queue" if course.pool.busy() else why)
     course.pool.stop()
     reap(course, "interrupted: the run was stopped")

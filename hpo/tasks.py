@@ -190,11 +190,15 @@ class Tasks:
                 ending = failure(error)
             if ending.text:
                 print(ending.text, flush=True)
+            displaced = []
             if ending.state == "COMPLETE" and trainer:
-                self._keep_checkpoint(claim, ending, trainer[0])
+                displaced = self._keep_checkpoint(claim, ending, trainer[0])
         if ending.kind == "oom":
             ending.reason += f" (params {params})"
-        self._close_trial(claim, ending, params, log, time.monotonic() - started)
+        if self._close_trial(claim, ending, params, log, time.monotonic() - started):
+            # Not before this trial's end is stored: else a crash now would lose both.
+            for old in displaced:
+                (self.home / old).unlink(missing_ok=True)
         return ending.spoiled
 
     def _drive(
@@ -235,15 +239,15 @@ class Tasks:
                                maximize=self.goal.maximize))
         return trainer[0].epochs()
 
-    def _keep_checkpoint(self, claim: Claim, ending: Ending, trainer: Any) -> None:
-        """Write the best epoch's weights of a trial that is among its study's best."""
+    def _keep_checkpoint(self, claim: Claim, ending: Ending, trainer: Any) -> list[str]:
+        """Write the weights of a trial among its study's best; return the files it displaces."""
         phase = phase_of(claim.ticket.study)
-        displaced = None
+        displaced: list[str] = []
         if phase != "confirm":
             ranked = self._ranked(claim.ticket.study)
             ahead = [v for v, _ in ranked if not self.goal.better(float(ending.value or 0), v)]
             if len(ahead) >= self.order["top_k"]:
-                return
+                return []
             displaced = [kept for _, kept in ranked[self.order["top_k"] - 1:] if kept]
         path = self._artifact(phase, claim.number)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,10 +257,9 @@ class Tasks:
             # A full disk costs the weights of this trial, not its result.
             self.channel.send("note", text=f"trial {claim.number} of {claim.ticket.study}: its "
                                            f"checkpoint could not be written: {error}")
-            return
+            return []
         ending.attrs["checkpoint"] = str(path.relative_to(self.home))
-        for old in displaced or []:
-            (self.home / old).unlink(missing_ok=True)
+        return displaced
 
     def _ranked(self, study: str) -> list[tuple[float, str | None]]:
         """Return value and checkpoint of the study's COMPLETE trials, best first."""
@@ -274,7 +277,8 @@ class Tasks:
 
     def _close_trial(
         self, claim: Claim, ending: Ending, params: dict[str, Any] | None, log: Path, took: float
-    ) -> None:
+    ) -> bool:
+        """Store the trial's end; False where others went on with it meanwhile."""
         from optuna.trial import TrialState
 
         ticket, trial_id = claim.ticket, claim.trial_id
@@ -295,10 +299,11 @@ class Tasks:
         if not ok:
             self.channel.send("note", text=f"trial {claim.number} of {ticket.study}: its lease "
                               f"ran out and others went on with it; this result is dropped")
-            return
+            return False
         self._say("end", claim, state=ending.state, reason=ending.reason,
                   value=ending.value, n_epochs=ending.attrs.get("n_epochs", 0),
                   duration_s=took, back=back is not None)
+        return True
 
     def _sweep(self, claim: Claim) -> bool:
         from hpo.baselines.lr_range import lr_range

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import devices
 from hpo.errors import InputError
-from hpo.launch import Stopper, data_line, order_of
+from hpo.launch import Stopper, data_line, make_home, order_of
 from hpo.pool import Pool
 from hpo.settings import Settings
 from hpo.settings import check as check_settings
@@ -76,6 +76,7 @@ def lr_range(
             raise InputError(f"{what} must be above 0, got {value:g}")
     if low is not None and high is not None and low >= high:
         raise InputError(f"--low must be below --high, got {low:g} and {high:g}")
+    make_home(settings.home)
     pool, described, settings = _described(settings)
     try:
         spec = described["spec"]
@@ -95,7 +96,7 @@ def _show_sweep(
     from hpo.plots import draw_sweep
     from hpo.results import Sweep
 
-    path = settings.home / "reports" / settings.name / "lr-range.png"
+    path = settings.home / "reports" / settings.name / "lr_range.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn = {name: result[name] for name in Sweep.__dataclass_fields__ if name in result}
     draw_sweep(Sweep(**drawn), path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,32 @@ def test_bad_input_ends_with_code_2_and_one_clear_message(
     assert not (tmp_path / "hpo-runs" / "hpo.db").exists()
 
 
-def test_a_home_that_cannot_be_made_ends_with_code_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("run", "--study", "quad"), ("lr-range", "--study", "digits")])
+def test_a_home_that_cannot_be_made_ends_with_code_2(tmp_path: Path, words: tuple) -> None:
     write(tmp_path, "quad")
     (tmp_path / "file").touch()
-    done = search(tmp_path, "quad", "--home", tmp_path / "file" / "x", code=2)
+    done = hpo(tmp_path, *words, "--home", tmp_path / "file" / "x", code=2)
     assert done.stderr == f"hpo: --home {tmp_path / 'file' / 'x'}: Not a directory\n"
+
+
+def test_a_server_that_is_not_there_is_told_within_seconds_without_the_password(
+    tmp_path: Path
+) -> None:
+    started = time.monotonic()
+    done = hpo(tmp_path, "status", "--study", "s", "--storage",
+               "postgresql://me:secret@127.0.0.1:1/x", code=1)
+    assert time.monotonic() - started < 30
+    assert "127.0.0.1" in done.stderr and "refused" in done.stderr
+    assert "secret" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_registry_of_an_unknown_study_names_the_near_one(tmp_path: Path) -> None:
+    write(tmp_path, "quad")
+    search(tmp_path, "quad", "--n-trials", 1)
+    done = hpo(tmp_path, "registry", "list", "--study", "quod", code=None)
+    assert done.returncode != 0 and "did you mean 'quad'" in done.stderr
+    assert "nothing is registered yet" in hpo(tmp_path, "registry", "list", "--study",
+                                              "quad").stdout
 
 
 def test_a_variable_stands_for_a_flag_and_the_flag_beats_it(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def make_model(recipe: Recipe, data: Loaded, device: torch.device) -> nn.Module:
         model = given()
     if not isinstance(model, nn.Module):
         raise InputError(f"Recipe.model: must give a torch module, got {type(model).__name__}")
+    return _placed(model, data, device)
+
+
+def _placed(model: nn.Module, data: Loaded, device: torch.device) -> nn.Module:
     model = model.to(device)
     # Faster on the CPU too: a small CNN's epoch takes 20 to 30 % less on one thread.
     return model.to(memory_format=torch.channels_last) if len(data.image_shape) == 3 else model
@@ -296,9 +300,9 @@ def evaluate(model: nn.Module, data: Loaded, feed: Feed, recipe: Recipe) -> tupl
     return torch.stack(losses).sum(), torch.stack(rights).sum().double()
 
 
-def score(recipe: Recipe, run: Run, path: Path,
-          split: Literal["val", "test"]) -> dict[str, float]:
-    """Return `<split>_loss` and `<split>_accuracy` of a checkpoint.
+def score(recipe: Recipe, run: Run, path: Path, split: Literal["val", "test"],
+          model: nn.Module | None = None) -> dict[str, float]:
+    """Return `<split>_loss` and `<split>_accuracy` of a checkpoint, or of a model made from it.
 
     Raises:
         DataError: if there is no such split, or the data are not those of the checkpoint.
@@ -314,8 +318,10 @@ def score(recipe: Recipe, run: Run, path: Path,
             raise DataError(f"checkpoint {path}: was trained on other data "
                             f"({entry['fingerprint']}) than are there now ({data.fingerprint})")
         with PrivateRandom(run.seed, device):
-            model = make_model(recipe, data, device)
-            model.load_state_dict(entry["model"])
+            if model is None:
+                model = make_model(recipe, data, device)
+                model.load_state_dict(entry["model"])
+            model = _placed(model, data, device)
             loss, n_right = evaluate(model, data, feed, recipe)
         return {f"{split}_loss": float(loss) / len(feed),
                 f"{split}_accuracy": float(n_right) / len(feed)}
