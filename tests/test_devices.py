@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.devices import Slot, gpus, n_cores, slots
+from hpo.devices import KEEP_MEMORY, Slot, gpus, n_cores, slots
 from hpo.errors import InputError
 
 FOUR_FIVE = {"CUDA_VISIBLE_DEVICES": "4,5"}
@@ -55,6 +55,17 @@ def test_cores_are_shared_out_among_the_workers(n: int) -> None:
 ])
 def test_a_smaller_number_of_threads_from_outside_is_believed(said: str, threads: int) -> None:
     assert slots("cpu", 1, {**NONE, "OMP_NUM_THREADS": said})[0].n_threads == threads
+
+
+def test_cpu_workers_keep_freed_memory_unless_the_user_has_set_malloc(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEEP_MEMORY:
+        monkeypatch.delenv(name, raising=False)
+    assert KEEP_MEMORY.items() <= slots("cpu", 1, NONE)[0].environment().items()
+    assert not KEEP_MEMORY.keys() & slots("0", 1, FOUR_FIVE)[0].environment().keys()
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert not KEEP_MEMORY.keys() & slots("cpu", 1, NONE)[0].environment().keys()
 
 
 def test_more_workers_than_devices_are_refused_with_the_way_to_share() -> None:
