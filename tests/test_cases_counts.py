@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands import hpo, search, search_words, states, together, trials, write, write_tape
+import pytest
+from commands import (
+    QUAD,
+    hpo,
+    search,
+    search_words,
+    states,
+    together,
+    trials,
+    write,
+    write_tape,
+)
 
 SLOW_QUAD = 'time.sleep(0.05)\nyield {"loss": (x - 0.3) ** 2}'
 COUNTED = """
@@ -20,7 +31,10 @@ def numbers_and_states(folder: Path, study: str, storage: str | None = None) -> 
 
 
 def test_n_trials_is_exact_with_four_workers_and_when_it_is_raised(tmp_path: Path) -> None:
-    """C11.1, C11.2, C11.3: 10 trials, 10 again with a word about the budget, then 14."""
+    """C11.1, C11.2, C11.3: 10 trials, 10 again with a word about the budget, then 14.
+
+    The ten fresh studies of C11.3 are in test_cases_races.
+    """
     write(tmp_path, "s", body=SLOW_QUAD)
     for n, said in ((10, "[10 of 10"), (10, "the budget is used"), (14, "10 of them done")):
         done = search(tmp_path, "s", "--n-trials", n, "--workers", 4)
@@ -36,19 +50,20 @@ def test_n_trials_is_exact_on_postgresql(tmp_path: Path, postgres_url: str) -> N
     assert all(len(t.intermediate_values) == 1 for t in trials(tmp_path, "s", postgres_url))
 
 
-def test_two_runs_at_once_share_the_trials(tmp_path: Path) -> None:
-    """C11.4, C01.2: two commands in the same second on a fresh file, 20 trials in all."""
-    write(tmp_path, "s", body=SLOW_QUAD)
-    words = search_words("s", "--n-trials", 20, "--workers", 2)
+@pytest.mark.parametrize(("n", "body"), [(10, SLOW_QUAD), (40, QUAD[1])], ids=["C11.4", "C01.2"])
+def test_two_runs_at_once_share_the_trials(tmp_path: Path, n: int, body: str) -> None:
+    """C11.4, C01.2: two commands at once on a fresh file: as many trials as one asks."""
+    write(tmp_path, "s", body=body)
+    words = search_words("s", "--n-trials", n, "--workers", 4)
     for output in together(tmp_path, words, words):
         assert "locked" not in output
-    assert numbers_and_states(tmp_path, "s") == (list(range(20)), {"COMPLETE"})
+    assert numbers_and_states(tmp_path, "s") == (list(range(n)), {"COMPLETE"})
 
 
 def test_many_workers_start_on_a_fresh_file(tmp_path: Path) -> None:
-    """C01.1: 40 trials by 6 workers, all COMPLETE, numbers without a gap."""
+    """C01.1: 40 trials by 8 workers, no gap; five more files are in test_cases_races."""
     write(tmp_path, "s")
-    done = search(tmp_path, "s", "--n-trials", 40, "--workers", 6)
+    done = search(tmp_path, "s", "--n-trials", 40, "--workers", 8)
     assert "locked" not in done.stdout + done.stderr
     assert numbers_and_states(tmp_path, "s") == (list(range(40)), {"COMPLETE"})
 
@@ -70,7 +85,7 @@ def test_no_trials_are_refused(tmp_path: Path) -> None:
 
 
 def test_workers_with_one_seed_never_draw_alike(tmp_path: Path) -> None:
-    """C32.1: 9 different x with 3 workers."""
+    """C32.1: 9 different x with 3 workers; five fresh studies are in test_cases_races."""
     write(tmp_path, "s", body='time.sleep(0.1)\nyield {"loss": x}')
     samplers = ("random", "tpe")
     together(tmp_path, *(search_words(

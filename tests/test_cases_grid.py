@@ -10,7 +10,7 @@ CELL = "time.sleep(0.05)\nyield {'loss': 1.0}"
 
 
 def test_no_cell_runs_twice_with_four_workers(tmp_path: Path) -> None:
-    """C15: 8, 1 and 3 trials, none a double of another."""
+    """C15: 8, 1 and 3 trials, none a double of another; ten times each in test_cases_races."""
     write(tmp_path, "eight", "x=Int(0, 3), y=Categorical('a', 'b')", CELL)
     write(tmp_path, "one", "x=Int(0, 0)", CELL)
     write(tmp_path, "three", "x=Int(0, 9)", CELL, more="grid={'x': [1, 5, 7]}")
