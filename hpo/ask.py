@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import settings as s
 from hpo.errors import HpoError, InputError, NoResult
-from hpo.studies import open_existing, require
+from hpo.studies import open_existing, phase_studies, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -228,6 +228,8 @@ def registry_list(
 
 
 _REGISTRY_HEAD = ("id", "study", "from", "validation", "test", "epochs", "metric", "made")
+# The last two can be left out where a terminal is narrow.
+_N_NEEDED = 6
 
 
 def _registry_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -249,12 +251,14 @@ def _registry_table(rows: Sequence[tuple[str, ...]], width: int | None) -> str:
     """
     from hpo.report import aligned
 
-    for n in range(len(_REGISTRY_HEAD), 5, -1):
-        text = aligned([line[:n] for line in (_REGISTRY_HEAD, *rows)], right=(3, 4, 5))
-        if width is None or max(map(len, text.splitlines())) <= width:
-            break
+    def first(n: int) -> str:
+        return aligned([line[:n] for line in (_REGISTRY_HEAD, *rows)], right=(3, 4, 5))
+
+    n = len(_REGISTRY_HEAD)
+    while width is not None and n > _N_NEEDED and width < max(map(len, first(n).splitlines())):
+        n -= 1
     left_out = _REGISTRY_HEAD[n:]
-    return text + (f"\n(too narrow for: {', '.join(left_out)})" if left_out else "")
+    return first(n) + (f"\n(too narrow for: {', '.join(left_out)})" if left_out else "")
 
 
 def registry_show(
@@ -266,7 +270,8 @@ def registry_show(
         InputError: where no row, or more than one, starts with these characters.
     """
     with opened(home, storage) as db:
-        found = [row for row in db.registry.rows() if row["id"].startswith(row_id)]
+        rows = db.registry.rows(with_deleted=True)
+        found = [row for row in rows if row["id"].startswith(row_id)]
     if len(found) != 1:
         raise InputError(f"registry row '{row_id}': {len(found)} rows start so; "
                          f"`hpo registry list` shows the ids")
@@ -290,13 +295,18 @@ def delete(study: str, home: Path, storage: str | None, console: Console) -> int
     Raises:
         HpoError: while a run of the study is on.
     """
+    from hpo.attachments import remove_pictures
+
     with opened(home, storage) as db:
         require(db, study)
         if db.tickets.running(study):
             raise HpoError(f"study '{study}' has running trials: stop its run first "
                            f"(or, if its machine is gone, `hpo run` closes them)")
+        for name in phase_studies(db, study).values():
+            remove_pictures(db, name, home)
         db.delete(study)
     for folder in ("artifacts", "logs", "reports"):
         shutil.rmtree(home / folder / study, ignore_errors=True)
-    _say(console, f"study {study} is deleted; its registry rows stay, marked so")
+    _say(console, f"study {study} is deleted; its registry rows stay, marked so: "
+                  f"hpo registry list --all")
     return 0

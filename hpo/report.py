@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from storage import Database
 
-__all__ = ["importance", "note", "plain_table", "summary", "summary_table", "to_json", "verdict",
-           "write"]
+__all__ = ["aligned", "importance", "note", "plain_table", "score", "summary", "summary_table",
+           "to_json", "verdict", "write"]
 
 _N_BEST = 5
 _MAX_CELL = 140
@@ -54,14 +54,15 @@ def _cells(row: Row) -> list[str]:
         passed = "never"
     return [
         row.label, "" if row.trial is None else f"#{row.trial}",
-        "not confirmed" if row.val is None else _score(row.val),
-        "-" if row.test is None else _score(row.test),
+        "not confirmed" if row.val is None else score(row.val.mean, row.val.sd),
+        "-" if row.test is None else score(row.test.mean, row.test.sd),
         str(row.val.n) if row.val else "", str(row.n_trials), count(row.n_epochs), passed,
     ]
 
 
-def _score(scores: Scores) -> str:
-    return number(scores.mean) + ("" if scores.sd is None else f" ± {number(scores.sd)}")
+def score(mean: float, sd: float | None) -> str:
+    """Return a mean for reading, with its standard deviation where there is one."""
+    return number(mean) + ("" if sd is None else f" ± {number(sd)}")
 
 
 def _rows(results: Results) -> list[list[str]]:
@@ -73,23 +74,38 @@ def _rows(results: Results) -> list[list[str]]:
 
 
 def summary_table(results: Results) -> Table:
-    """Return the end table for a terminal."""
+    """Return the end table for a terminal: 80 columns hold it, with no score on two lines.
+
+    The seeds stand in the title where all rows have as many.
+    """
     from rich.table import Table
 
-    table = Table(title=f"{results.name}: mean ± sd over fresh seeds", title_justify="left")
-    for i, name in enumerate(_head(results)):
-        table.add_column(name, justify="left" if i < 2 else "right")
-    for cells in _rows(results):
+    head, rows = _head(results), _rows(results)
+    head[-1] = "passed\ngrid after"
+    at = head.index("seeds")
+    n_seeds = {row[at] for row in rows if row[at]}
+    if len(n_seeds) < 2:
+        head, *rows = [line[:at] + line[at + 1:] for line in (head, *rows)]
+    over = "".join(f"{n} " for n in n_seeds) if len(n_seeds) == 1 else ""
+    said = "one fresh seed" if over == "1 " else f"mean ± sd over {over}fresh seeds"
+    table = Table(title=f"{results.name}: {said}", title_justify="left", box=None, pad_edge=False)
+    for i, name in enumerate(head):
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
+    for cells in rows:
         table.add_row(*cells, style="bold" if cells[0] == "search" else None)
     return table
 
 
 def plain_table(results: Results) -> str:
     """Return the end table as aligned plain text, for a pipe or a log."""
-    rows = [_head(results), *_rows(results)]
+    return aligned([_head(results), *_rows(results)], range(2, 8))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+    """Return rows as lines of plain text, one each; the columns in `right` end flush."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w)
+        "  ".join(cell.rjust(w) if i in right else cell.ljust(w)
                   for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
         for row in rows)
 
@@ -141,7 +157,24 @@ def _reading(results: Results) -> str:
     better = "More" if results.maximize else "Less"
     return (f"{better} is better. Scores are mean ± sd over fresh seeds, each a training of its "
             f"own; the test split was read for these alone. Epochs are those spent on finding the "
-            f"params, pruned and failed trials included; confirming is counted below.")
+            f"params, pruned and failed trials included; confirming is counted below."
+            f"{_sampling(results)}")
+
+
+def _sampling(results: Results) -> str:
+    """Say how far an accuracy is from the truth for want of images, which no seed shows."""
+    found = results.candidate("search")
+    for split, metric, scores in (("test", results.test_metric, found and found.test),
+                                  ("validation", results.metric, found and found.val)):
+        n = results.n_images(metric)
+        if scores and n:
+            # Laplace's rule: all images right does not mean that the next one will be.
+            p = (scores.mean * n + 1) / (n + 2)
+            return (f" The {split} split has {n} images: as a sample of all there could be, it "
+                    f"tells the search's accuracy to about ±{number(math.sqrt(p * (1 - p) / n))} "
+                    f"(one standard error). No number of seeds shows that error or makes it "
+                    f"smaller, so neither the sd nor the verdict has it in.")
+    return ""
 
 
 def _params(results: Results) -> list[str]:

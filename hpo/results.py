@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -183,6 +183,35 @@ class Results:
         """The test split's name of the study's metric."""
         return on_test(self.metric)
 
+    def n_images(self, metric: str) -> int | None:
+        """Return over how many images an accuracy was taken; None for other metrics."""
+        split = "n_test" if metric == self.test_metric else "n_val"
+        return self.data.get(split) or None if metric.endswith("accuracy") else None
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of guessing among the data's classes; None for other metrics."""
+        n_classes = self.data.get("n_classes")
+        return 1 / n_classes if n_classes and self.metric.endswith("accuracy") else None
+
+    def grain(self, metric: str) -> float:
+        """Return the step in which the scores of a metric come, 0 where none is to be seen.
+
+        One image of an accuracy; else the smallest difference between any two scores there are.
+        """
+        n_images = self.n_images(metric)
+        if n_images:
+            return 1 / n_images
+        of_test = metric == self.test_metric
+        scores = [c.test if of_test else c.val for c in self.candidates]
+        seen = [value for one in scores if one for value in one.by_seed.values()]
+        trials = [] if of_test else [t for p in self.phases.values() for t in p.trials]
+        seen = sorted(seen + [t.score for t in trials if t.score is not None])
+        # The same score, summed in another order in float32, differs by rounding; that is no step.
+        rounding = 1e-6 * max(map(abs, seen), default=0.0)
+        steps = (b - a for a, b in zip(seen, seen[1:], strict=False))
+        return min((step for step in steps if step > rounding), default=0.0)
+
     def better(self, value: float, than: float | None) -> bool:
         """Return whether a score beats another; any score beats None."""
         return than is None or (value > than if self.maximize else value < than)
@@ -245,7 +274,6 @@ def epochs_to_pass(results: Results, baseline: str, phase: str = "search") -> fl
                  if results.better(value, bar.score)), None)
 
 
-
 def collect(db: Database, name: str) -> Results:
     """Read one study, all its phases, its tickets and its registry rows.
 
@@ -253,7 +281,7 @@ def collect(db: Database, name: str) -> Results:
         NoResult: where the database holds no study of that name.
     """
     known = {study.study_name: study for study in db.studies.get_all_studies()}
-    phases = {phase: _phase(db, known[study_of(name, phase)], phase)
+    phases = {phase: read_phase(db, study_of(name, phase), phase)
               for phase in PHASES if study_of(name, phase) in known}
     stored = db.runs.study(name) or {}
     if not phases and not stored:
@@ -261,8 +289,6 @@ def collect(db: Database, name: str) -> Results:
     metric = stored.get("metric") or "value"
     sweep = next((_sweep(t.result) for t in db.tickets.list(study_of(name, "lr-range"))
                   if t.kind == "sweep" and t.result), None)
-    if sweep and "lr-range" in phases:
-        phases["lr-range"] = replace(phases["lr-range"], sweep_epochs=sweep.epochs)
     registry = tuple(map(dict, db.registry.rows(name)))
     return Results(
         name=name, metric=metric, maximize=_maximizes(stored, known.get(name)),
@@ -284,10 +310,14 @@ def _maximizes(stored: Mapping[str, Any], study: Any) -> bool:
     return study is not None and study.directions[0].name == "MAXIMIZE"
 
 
-def _phase(db: Database, study: Any, phase: str) -> Phase:
-    trials = db.studies.get_all_trials(study._study_id, deepcopy=False)
-    tickets = [t for t in db.tickets.list(study.study_name) if t.kind == "trial"]
-    return Phase(phase, study.study_name, tuple(map(from_optuna, trials)), len(tickets) or None)
+def read_phase(db: Database, study: str, phase: str) -> Phase:
+    """Read the Optuna study of one phase, and its tickets; a KeyError where there is none."""
+    trials = db.studies.get_all_trials(db.studies.get_study_id_from_name(study), deepcopy=False)
+    tickets = db.tickets.list(study)
+    sweeps = [t.result for t in tickets if t.kind == "sweep" and t.result]
+    return Phase(phase, study, tuple(map(from_optuna, trials)),
+                 sum(t.kind == "trial" for t in tickets) or None,
+                 sum(float(result.get("epochs") or 0.0) for result in sweeps))
 
 
 def from_optuna(trial: optuna.trial.FrozenTrial) -> Trial:

@@ -136,10 +136,13 @@ def generated_case(seed: int):
     """Return a study with drawn scores: any difference, noise, number of seeds and baselines."""
     rng = random.Random(seed)
     noise, n = rng.choice((0.0, 0.001, 0.02)), rng.choice((1, 2, 3, 8))
-    found = [candidate(name, *(rng.choice((0.9, 0.9, 0.91)) + rng.gauss(0, noise)
-                               for _ in range(n)), test=None)
-             for name in ("search#1", *BASELINES) if rng.random() < 0.85 or name == "search#1"]
+    top_k, mean = rng.choice((1, 3)), {name: rng.choice((0.9, 0.9, 0.91, 0.99))
+                                       for name in ("search", *BASELINES)}
+    found = [candidate(name, *(mean[name.split("#")[0]] + rng.gauss(0, noise) for _ in range(n)))
+             for name in (*(f"search#{i + 1}" for i in range(top_k)), *BASELINES)
+             if rng.random() < 0.85 or name == "search#1"]
     return samples.results(candidates=found, maximize=rng.random() < 0.5,
+                           data={"n_val": 359} if rng.random() < 0.5 else {},
                            phases=samples.results().phases if rng.random() < 0.7 else {})
 
 
@@ -152,6 +155,8 @@ def test_every_verdict_agrees_with_the_means_and_the_test(seed):
     ours = confirmed(results, "search")
     # What follows is about costs and about what is missing.
     headline = re.split(r" It passed| Its \d+| Not compared", said)[0]
+    n_choices = sum(c.source == "search" for c in results.candidates)
+    assert (f"chosen among {n_choices} by" in headline) == (bool(found) and n_choices > 1)
     for source in BASELINES:
         if source not in found:
             assert NAMES[source] not in headline
@@ -160,15 +165,17 @@ def test_every_verdict_agrees_with_the_means_and_the_test(seed):
         clause = next(part for part in headline.split("; it ") if NAMES[source] in part)
         gain = (ours.mean - theirs.mean) * (1 if results.maximize else -1)
         if "clearly better" in clause:
-            assert gain > 0 and found[source].p < 0.05 and ours.n > 1
+            assert gain > 0 and found[source].p_corrected < 0.05 and ours.n > 1
         elif "clearly worse" in clause:
-            assert gain < 0 and found[source].p < 0.05 and ours.n > 1
+            assert gain < 0 and found[source].p_corrected < 0.05 and ours.n > 1
         elif "scores the same" in clause:
             assert gain == pytest.approx(0)
         elif "one seed" in clause:
             assert ours.n == 1
         else:
-            assert "noise" in clause and found[source].p >= 0.05
+            assert "noise" in clause and found[source].p_corrected >= 0.05
+            coarse = found[source].grain or 0
+            assert coarse > max(ours.sd, theirs.sd) or not coarse
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -225,11 +232,42 @@ def test_the_plain_table_is_aligned_and_never_shows_the_search_score_as_the_resu
 def test_the_terminal_table_shows_the_same_cells():
     from rich.console import Console
 
-    console = Console(width=140, no_color=True)
+    console = Console(width=80, no_color=True)
     with console.capture() as capture:
         console.print(report.summary_table(samples.results()))
-    for cell in ("0.9820 ± 0.0010", "0.9640 ± 0.0010", "defaults", "passed grid after"):
-        assert cell in capture.get()
+    title, *lines = capture.get().splitlines()
+    assert title.rstrip() == "toy: mean ± sd over 3 fresh seeds" and len(lines) == 6
+    assert [" ".join(line.split()) for line in lines] == [
+        "passed", "trial val_accuracy test_accuracy trials epochs grid after",
+        "search #3 0.9820 ± 0.0010 0.9790 ± 0.0010 20 132 32 epochs",
+        "grid #3 0.9670 ± 0.0010 0.9640 ± 0.0010 9 72",
+        "LR range #3 0.9610 ± 0.0010 0.9580 ± 0.0010 1 9",
+        "defaults #3 0.9500 ± 0.0010 0.9470 ± 0.0010 0 0"]
+
+
+def test_the_terminal_table_fits_80_columns_whole_where_numbers_are_long():
+    from rich.console import Console
+
+    phases = samples.results().phases
+    long = Phase("search", "toy", samples.trials(400, 0.985), 400)
+    found = [*samples.results().candidates]
+    found[0] = candidate("search#1", 0.98, 0.983, 0.982, test=(0.978, 0.980, 0.979))
+    console = Console(width=80, no_color=True)
+    with console.capture() as capture:
+        console.print(report.summary_table(samples.results(
+            candidates=found, phases={**phases, "search": long})))
+    assert "…" not in capture.get() and len(capture.get().splitlines()) == 7
+    assert long.n_epochs > 1000 and f" {long.n_epochs:.0f} " in capture.get()
+
+
+def test_the_terminal_table_counts_seeds_by_row_where_some_were_lost():
+    from rich.console import Console
+
+    console = Console(width=100, no_color=True)
+    found = [candidate("search#1", 0.98, 0.983), candidate("grid", 0.9, 0.91, 0.92)]
+    with console.capture() as capture:
+        console.print(report.summary_table(samples.results(candidates=found)))
+    assert "seeds" in capture.get().splitlines()[2] and "over fresh seeds" in capture.get()
 
 
 def test_what_has_not_run_is_said_so_and_not_that_it_failed():
