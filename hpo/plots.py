@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.axes import draw_chance, finite, limit, plain_log, spread, wants_log, with_chance
 from hpo.results import SOURCES, Results, Scores, Sweep, Trial, best_so_far
 from hpo.verdict import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/ ; grid is their vermilion, which reads
@@ -37,8 +37,6 @@ _STYLE: Any = {
     "axes.titlelocation": "left", "axes.titleweight": "bold", "figure.dpi": 100,
     "font.family": "DejaVu Sans", "lines.solid_capstyle": "round",
 }
-# A logarithmic axis is drawn where the largest value is this many times the smallest.
-_LOG_RATIO = 30.0
 # A level this many times farther from the best than the next farthest is left off the axis and
 # pointed at: it would squeeze all that a reader wants to compare into one line.
 _FAR = 4.0
@@ -73,58 +71,6 @@ def draw_all(results: Results, folder: Path, importance: dict[str, float] | None
     return drawn
 
 
-# Limits, ticks and labels
-
-
-def _limit(axes: Axes, values: Sequence[float]) -> None:
-    """Set the limits of the y axis to show these values with some air, in logarithms if wide."""
-    low, high = min(values), max(values)
-    if _wants_log(values):
-        axes.set_yscale("log")
-        air = (high / low) ** 0.06
-        axes.set_ylim(low / air, high * air)
-        _plain_log(axes.yaxis)
-    else:
-        air = (high - low) * 0.08 or abs(high) * 0.01 or 0.01
-        axes.set_ylim(low - air, high + air)
-
-
-def _plain_log(axis: Axis) -> None:
-    """Write 20, 50, 100 where matplotlib would write powers of ten on top of each other."""
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
-
-    low, high = axis.get_view_interval()
-    decades = math.log10(high / low)
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 3 else (1.0,)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move label positions apart to at least `gap`, keeping their order, inside low..high."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    placed = [min(max(wanted[i], low), high) for i in order]
-    for i in range(1, len(placed)):
-        placed[i] = max(placed[i], placed[i - 1] + gap)
-    if placed and placed[-1] > high:
-        placed[-1] = high
-        for i in range(len(placed) - 2, -1, -1):
-            placed[i] = min(placed[i], placed[i + 1] - gap)
-    moved = [0.0] * len(wanted)
-    for i, y in zip(order, placed, strict=True):
-        moved[i] = y
-    return moved
-
-
-def _wants_log(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) / min(values) > _LOG_RATIO
-
-
-def _finite(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    return [(epoch, value) for epoch, value in curve if math.isfinite(value)]
-
-
 # Best so far over epochs spent
 
 
@@ -140,24 +86,35 @@ def progress(results: Results, path: Path, importance: Any = None) -> bool:
         widths = [1.9, 1.0] if confirmed and steps else [1.0]
         panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths,
                                  squeeze=False)[0]
-        _limit(panels[0], _compared(steps, confirmed))
+        limit(panels[0], with_chance(_compared(steps, confirmed), results.chance))
         if steps:
             _draw_steps(panels[0], results, steps, confirmed.get("default"))
         if confirmed:
             _draw_confirmed(panels[-1], confirmed)
+        for panel in panels:
+            draw_chance(panel, results.chance, label=panel is panels[0])
         panels[0].set_ylabel(results.metric)
     return True
 
 
 def _compared(steps: dict[str, Any], confirmed: dict[str, Scores]) -> list[float]:
-    """Return the values that the y axis must show: levels, seeds, and later improvements."""
+    """Return what the y axis must show: levels, seeds with error bars, later improvements."""
     levels = {phase: [found[-1][1]] for phase, found in steps.items()}
     for source, scores in confirmed.items():
         levels.setdefault(source, []).append(scores.mean)
     near = _without_far(levels)
-    seeds = [v for s, scores in confirmed.items() if s in near for v in scores.by_seed.values()]
+    seeds = [v for s, scores in confirmed.items() if s in near
+             for v in (*scores.by_seed.values(), *_bar(scores))]
     late = [v for p, found in steps.items() if p in near for _, v in found[len(found) // 2:]]
     return [v for source in near for v in levels[source]] + seeds + late
+
+
+def _bar(scores: Scores) -> tuple[float, float]:
+    """Return both ends of the mean's error bar; where no score is below 0, neither is its end."""
+    low, high = scores.mean - (scores.sd or 0.0), scores.mean + (scores.sd or 0.0)
+    least = min(scores.by_seed.values())
+    # An end below zero would take the logarithms from losses that need them.
+    return (least if low <= 0 < least else low), high
 
 
 def _without_far(levels: dict[str, list[float]]) -> list[str]:
@@ -174,7 +131,7 @@ def _draw_steps(
     axes: Axes, results: Results, steps: dict[str, Any], defaults: Scores | None
 ) -> None:
     end = max(results.phase(phase).n_epochs for phase in steps)
-    if _wants_log([found[0][0] for found in steps.values()] + [end]):
+    if wants_log([found[0][0] for found in steps.values()] + [end]):
         axes.set_xscale("log")
     labels = [(NAMES[p], found[-1][1], COLOURS[p]) for p, found in steps.items()]
     for phase, found in steps.items():
@@ -188,7 +145,7 @@ def _draw_steps(
         axes.axhline(defaults.mean, color=COLOURS["default"], lw=1, ls=(0, (2, 3)))
         labels.append((NAMES["default"], defaults.mean, COLOURS["default"]))
     if axes.get_xscale() == "log":
-        _plain_log(axes.xaxis)
+        plain_log(axes.xaxis)
     else:
         axes.set_xlim(0, end * 1.03)
     axes.set_title("Best so far, one seed each", fontsize=10)
@@ -211,7 +168,7 @@ def _label_levels(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
     to_axes = axes.transData + axes.transAxes.inverted()
     x = axes.get_xlim()[1]
     wanted = [float(to_axes.transform((x, value))[1]) for _, value, _ in labels]
-    places = _spread(wanted, 0.115, 0.045, 0.955)
+    places = spread(wanted, 0.115, 0.045, 0.955)
     for (name, value, colour), want, y in zip(labels, wanted, places, strict=True):
         arrow = " ↓" if want < 0 else " ↑" if want > 1 else ""
         axes.text(1.015, y, f"{name}{arrow}\n{number(value)}", color=colour,
@@ -225,6 +182,11 @@ def _draw_confirmed(axes: Axes, confirmed: dict[str, Scores]) -> None:
         axes.plot(beside, list(scores.by_seed.values()), "o", ms=4, color=colour, alpha=0.4, mew=0)
         axes.errorbar(x, scores.mean, yerr=scores.sd, color=colour, marker="D", ms=5, capsize=4,
                       lw=1.6)
+        low, high = axes.get_ylim()
+        if not low <= scores.mean <= high:
+            down = scores.mean < low
+            axes.annotate("↓" if down else "↑", (x, low if down else high), color=colour,
+                          ha="center", va="bottom" if down else "top", fontsize=11)
     axes.set_xticks(range(len(confirmed)), [NAMES[s].replace(" ", "\n") for s in confirmed],
                     fontsize=9)
     for tick, source in zip(axes.get_xticklabels(), confirmed, strict=True):
@@ -250,10 +212,11 @@ def curves(results: Results, path: Path, importance: Any = None) -> bool:
         axes = figure.subplots()
         for trial in sorted(trials, key=lambda t: t.state == "COMPLETE"):
             _draw_curve(axes, trial, COLOURS[phase], len(trials))
-        values = sorted(v for t in trials for _, v in _finite(t.curve))
-        _limit(axes, _usual(values))
+        values = sorted(v for t in trials for _, v in finite(t.curve))
+        limit(axes, with_chance(_usual(values), results.chance))
+        draw_chance(axes, results.chance)
         best = results.best(phase)
-        if best and _finite(best.curve):
+        if best and finite(best.curve):
             _draw_best(axes, best, COLOURS[phase])
         axes.set_ylabel(results.metric)
         axes.set_xlabel("epoch")
@@ -264,7 +227,7 @@ def curves(results: Results, path: Path, importance: Any = None) -> bool:
 
 
 def _with_curves(results: Results, phase: str) -> list[Trial]:
-    return [t for t in results.phase(phase).trials if _finite(t.curve)]
+    return [t for t in results.phase(phase).trials if finite(t.curve)]
 
 
 def _usual(ordered: list[float]) -> list[float]:
@@ -277,7 +240,7 @@ def _usual(ordered: list[float]) -> list[float]:
 
 
 def _draw_curve(axes: Axes, trial: Trial, colour: str, n: int) -> None:
-    xs, ys = zip(*_finite(trial.curve), strict=True)
+    xs, ys = zip(*finite(trial.curve), strict=True)
     complete = trial.state == "COMPLETE"
     # Two hundred lines at full strength are a blot.
     alpha = min(0.75, max(0.15, 12 / n)) if complete else 0.6
@@ -290,7 +253,7 @@ def _draw_curve(axes: Axes, trial: Trial, colour: str, n: int) -> None:
 
 
 def _draw_best(axes: Axes, best: Trial, colour: str) -> None:
-    xs, ys = zip(*_finite(best.curve), strict=True)
+    xs, ys = zip(*finite(best.curve), strict=True)
     axes.plot(xs, ys, color=colour, lw=2.6, marker="o" if len(xs) == 1 else None)
     axes.annotate(f"#{best.number} best", (xs[-1], ys[-1]), xytext=(6, 0), color=colour,
                   textcoords="offset points", va="center", fontweight="bold", fontsize=9,

@@ -32,6 +32,7 @@ FLOORS = [
     ["hpo.train"],
     ["hpo.dashboard", "hpo.report"],
     ["hpo.attachments", "hpo.plots", "hpo.importance"],
+    ["hpo.axes"],
     ["hpo.verdict"],
     ["hpo.results"],
     ["hpo"],

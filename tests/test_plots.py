@@ -7,6 +7,7 @@ import study_samples as samples
 from PIL import Image
 
 from hpo import plots
+from hpo.axes import draw_chance, limit, spread, with_chance
 from hpo.results import Phase, Sweep, Trial
 
 SHARES = {"lr": 0.7, "weight_decay": 0.2, "dropout": 0.1, "hidden": 0.0}
@@ -88,10 +89,51 @@ def test_drawing_needs_no_display_and_leaves_the_caller_s_settings_alone(tmp_pat
 
 def test_labels_never_come_closer_than_asked_and_stay_inside():
     for wanted in ([0.5, 0.5, 0.5], [0.98, 0.99, 1.2], [-0.4, 0.0, 0.01, 0.9]):
-        placed = plots._spread(wanted, 0.1, 0.05, 0.95)
+        placed = spread(wanted, 0.1, 0.05, 0.95)
         ordered = sorted(placed)
         assert all(b - a >= 0.1 - 1e-9 for a, b in zip(ordered, ordered[1:], strict=False))
         assert ordered[0] >= 0.05 - 1e-9 and ordered[-1] <= 0.95 + 1e-9
+
+
+def test_chance_is_on_the_axis_where_that_leaves_the_scores_half_of_it():
+    assert with_chance([0.3, 0.9], 0.1) == [0.3, 0.9, 0.1]
+    assert with_chance([0.93, 0.98], 0.1) == [0.93, 0.98]
+    assert with_chance([0.05, 0.9], 0.1) == [0.05, 0.9, 0.1]
+    assert with_chance([0.3, 0.9], None) == [0.3, 0.9]
+    assert with_chance([0.7], 0.1) == [0.7]
+
+
+@pytest.mark.parametrize(("other", "chance"), [
+    ({"data": {"n_classes": 4}}, 0.25), ({}, None), ({"data": {"n_classes": 0}}, None),
+    ({"data": {"n_classes": 10}, "metric": "val_loss"}, None),
+])
+def test_chance_is_known_for_an_accuracy_over_known_classes(other, chance):
+    assert samples.results(**other).chance == chance
+
+
+@pytest.mark.parametrize(("level", "said"), [(0.3, "chance 0.3"), (0.01, "chance 0.01 ↓"),
+                                             (0.99, "chance 0.99 ↑")])
+def test_chance_is_a_line_or_an_arrow_where_it_lies_outside(level, said):
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    limit(axes, [0.2, 0.6])
+    draw_chance(axes, level)
+    assert [text.get_text() for text in axes.texts] == [said]
+    assert len(axes.lines) == (level == 0.3)
+    assert axes.get_ylim() == pytest.approx((0.168, 0.632))
+
+
+def test_a_study_of_known_classes_is_drawn_with_chance(tmp_path):
+    low = samples.results(data={"n_classes": 10},
+                          search=(Trial(0, "COMPLETE", 0.5, curve=((0, 0.3), (1, 0.5))),))
+    assert "progress.png" in drawn(low, tmp_path)
+
+
+def test_the_end_of_an_error_bar_takes_no_logarithms_from_losses():
+    low, high = plots._bar(samples.scores(0.01, 0.01, 1.0))
+    assert low == 0.01 and high == pytest.approx(0.34 + 0.5715767)
+    assert plots._bar(samples.scores(0.4, 0.6)) == pytest.approx((0.358579, 0.641421))
 
 
 def test_one_level_far_from_all_others_does_not_squeeze_them():
