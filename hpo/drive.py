@@ -67,12 +67,20 @@ class Progress:
     last: float | None = None
     last_metrics: dict[str, float] = field(default_factory=dict)
 
-    def next_epoch(self, metrics: dict[str, Any]) -> int:
-        """Return the epoch of the next metrics: their own key `epoch`, else one more.
+    def begin(self, metrics: dict[str, Any]) -> int:
+        """Count the epoch that gave these metrics and return its number.
+
+        It was trained whatever the metrics are worth: what diverged has cost its epochs too.
 
         Raises:
             BadMetrics: for an `epoch` that is no whole number above the last one.
         """
+        epoch = self._next_epoch(metrics)
+        self.epochs.append(epoch)
+        return epoch
+
+    def _next_epoch(self, metrics: dict[str, Any]) -> int:
+        """Return the metrics' own key `epoch`, else one more than the last."""
         after = self.epochs[-1] if self.epochs else None
         if "epoch" not in metrics:
             return 0 if after is None else after + 1
@@ -85,9 +93,8 @@ class Progress:
         return epoch
 
     def add(self, epoch: int, metrics: dict[str, float]) -> float:
-        """Take in an epoch and return the study's metric of it."""
+        """Take in the metrics of an epoch that has begun and return the study's metric."""
         value = metrics[self.goal.metric]
-        self.epochs.append(epoch)
         self.last, self.last_metrics = value, metrics
         if self.goal.better(value, self.best):
             self.best, self.best_epoch, self.best_metrics = value, epoch, metrics
@@ -183,7 +190,7 @@ def _walk(source, progress, report, should_prune, should_stop) -> Ending:
     goal = progress.goal
     for metrics in source:
         said = metrics if isinstance(metrics, dict) else {}
-        epoch = progress.next_epoch(said)
+        epoch = progress.begin(said)
         numbers = checked(metrics, goal, epoch)
         if diverged(numbers, goal):
             return Ending("PRUNED", progress.last, f"diverged at epoch {epoch}")

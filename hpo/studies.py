@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import InputError, NoResult
-from hpo.queue import study_of
+from hpo.queue import phase_of, study_of
+from hpo.results import read_phase
 from hpo.settings import PHASES, Settings
 from hpo.space import space_from_json
 
@@ -57,14 +58,11 @@ def study_names(db: Database) -> list[str]:
     return [str(study.study_name) for study in db.studies.get_all_studies()]
 
 
-def epochs_spent(db: Database, study: str) -> int:
-    """Return the epochs that a phase's trials have reported, and one for a sweep."""
+def epochs_spent(db: Database, study: str) -> float:
+    """Return the epochs that a phase spent, by the count of every table and report."""
     if study not in study_names(db):
         return 0
-    study_id = db.studies.get_study_id_from_name(study)
-    trials = db.studies.get_all_trials(study_id, deepcopy=False)
-    sweeps = sum(t.kind == "sweep" and t.state == "done" for t in db.tickets.list(study))
-    return sweeps + sum(len(trial.intermediate_values) for trial in trials)
+    return read_phase(db, study, phase_of(study)).n_epochs
 
 
 def n_complete(db: Database, name: str, phases: Sequence[str] = PHASES) -> int:

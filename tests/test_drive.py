@@ -124,6 +124,14 @@ def test_a_trial_that_diverges_at_once_has_no_value() -> None:
     assert told == []
 
 
+def test_an_epoch_that_diverged_was_trained_and_is_counted() -> None:
+    ending, told = driven([{"loss": 2.0}, {"loss": 1.0}, {"loss": math.nan}])
+    assert (ending.attrs["n_epochs"], len(told)) == (3, 2)
+    assert (ending.attrs["best"], ending.attrs["last"]) == ({"loss": 1.0}, {"loss": 1.0})
+    assert driven([{"loss": math.inf}])[0].attrs["n_epochs"] == 1
+    assert driven([{"loss": 1.0}, {"loss": "high"}])[0].attrs["n_epochs"] == 2
+
+
 def test_another_metric_may_be_infinite() -> None:
     assert driven([{"loss": 1.0, "grad_norm": math.inf}])[0].state == "COMPLETE"
 
@@ -281,5 +289,5 @@ def test_the_storage_s_own_error_is_raised_and_not_the_trial_s(where: str) -> No
 
 def test_progress_counts_from_the_epoch_that_was_given() -> None:
     progress = Progress(LOSS)
-    progress.add(progress.next_epoch({"epoch": 3}), {"loss": 1.0})
-    assert progress.next_epoch({}) == 4
+    progress.add(progress.begin({"epoch": 3}), {"loss": 1.0})
+    assert progress.begin({}) == 4

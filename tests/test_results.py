@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import optuna
 import pytest
 import study_samples as samples
 
 from hpo.errors import NoResult
-from hpo.results import Phase, Trial, best_so_far, collect, epochs_to_pass
+from hpo.results import Phase, Trial, best_so_far, collect, epochs_to_pass, study_of
 
 
 @pytest.fixture
@@ -89,6 +90,33 @@ def test_epochs_spent_count_those_of_pruned_and_failed_trials():
         Trial(1, "PRUNED", 1.0, curve=((0, 1.0),)),
         Trial(2, "FAIL", attrs={"n_epochs": 3})), sweep_epochs=0.5)
     assert phase.n_epochs == 6.5
+
+
+def test_a_diverged_epoch_is_spent_though_it_has_no_value():
+    diverged = Trial(0, "PRUNED", 2.0, curve=((0, 2.0),), attrs={"n_epochs": 2},
+                     reason="diverged at epoch 1")
+    assert Phase("search", "s", (diverged,)).n_epochs == 2
+
+
+def test_the_registry_and_the_table_count_epochs_alike(db):
+    """A sweep counts for the part of an epoch it took, a diverged epoch for one."""
+    from hpo.studies import epochs_spent
+    from storage import NewTicket
+
+    db.tickets.write("toy", "toy/lr-range", "sweep", [NewTicket(0)])
+    claim = db.tickets.claim("toy", "me", "here", 1, 60)
+    db.tickets.finish(claim.ticket.id, "me", "done", result={
+        "rates": [0.1], "losses": [1.0], "smoothed": [], "pick": None, "low": None, "high": None,
+        "reason": "", "n_steps": 8, "epochs": 0.8})
+    study = optuna.load_study(study_name="toy", storage=db.studies)
+    study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.PRUNED, value=None,
+                                        user_attrs={"n_epochs": 1}))
+    found = collect(db, "toy")
+    for phase, n_before in (("search", 132), ("lr-range", 8)):
+        spent = epochs_spent(db, study_of("toy", phase))
+        assert spent == found.phase(phase).n_epochs
+        assert spent == pytest.approx(n_before + (1 if phase == "search" else 0.8))
+    assert epochs_spent(db, "toy/nosuch") == 0
 
 
 def test_a_retried_trial_counts_once():
