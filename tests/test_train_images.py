@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from commands import search, states, trials, write_text
 from PIL import Image
 
 from hpo import Run
@@ -19,7 +21,8 @@ from hpo.errors import DataError, InputError
 from hpo.train import AdamW, Recipe, SimpleCNN, cifar10, digits, fashion_mnist, image_folder
 from hpo.train.arrays import cached
 from hpo.train.images import decode
-from hpo.train.loop import Trainer, prepare
+from hpo.train.loaded import load
+from hpo.train.loop import prepare
 from hpo.train.sources import ImageFolder
 
 
@@ -64,25 +67,96 @@ def files(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
-def test_every_mode_and_size_becomes_one_shape(mixed):
-    """C60.1: [3, 8, 8], and 16-bit grey keeps its range instead of being cut at white."""
-    decoded = {path.stem: decode(path, 8, "RGB") for path in files(mixed)}
-    assert len(decoded) == 7
-    assert {(image.shape, image.dtype.name) for image in decoded.values()} == {
-        ((3, 8, 8), "uint8")}
-    deep = decoded["deep"].astype(float) / 255
-    assert deep.min() < 0.1 and 0.9 < deep.max() < 1.0 and len(np.unique(deep)) > 30
+def fed(run: Run) -> np.ndarray:
+    """Return all images of a folder as a trial feeds them, but for mean and deviation: 0..1."""
+    recipe = Recipe(data=image_folder(run, size=8), model=SimpleCNN(), optimizer=AdamW())
+    data = load(recipe, run, torch.device("cpu"))
+    assert data.test is not None and data.mean is not None and data.std is not None
+    images = [data.normalised(images, ready=feed.ready)
+              for feed in (data.train, data.val, data.test)
+              for images, _ in feed.batches(None, 7, 1)]
+    assert {(one.dtype, one.shape[1:]) for one in images} == {(torch.float32, (3, 8, 8))}
+    return ((torch.cat(images) * data.std + data.mean) / 255).numpy()
 
 
-def test_the_helper_gives_all_images_and_a_trial_of_them_completes(mixed):
-    """C60.2."""
-    run = make_run(mixed)
-    arrays: Any = image_folder(run, size=8).open()
+def test_every_mode_and_size_becomes_floats_of_one_shape(mixed):
+    """C60.1: 7 tensors [3, 8, 8] in 0..1, and 16-bit grey keeps its range, not cut at white."""
+    images = fed(make_run(mixed))
+    assert images.shape == (7, 3, 8, 8)
+    assert -1e-6 < images.min() and images.max() < 1 + 1e-6
+    # The fed images are the files' own, each of them once; the ramp of 16 bits rises in all rows.
+    rows = {path.stem: [k for k, image in enumerate(images) if np.allclose(
+        image, decode(path, 8, "RGB") / 255.0, atol=1e-5)] for path in files(mixed)}
+    assert sorted(k for found in rows.values() for k in found) == list(range(7))
+    deep = images[rows["deep"][0]]
+    assert deep.min() < 0.1 and 0.9 < deep.max() < 1.0 and (np.diff(deep, axis=1) > 0).all()
+
+
+def test_the_helper_gives_all_images(mixed):
+    arrays: Any = image_folder(make_run(mixed), size=8).open()
     assert len(arrays.x) + len(arrays.test_x) == 7 and arrays.classes == ("a", "b")
-    recipe = Recipe(data=image_folder(run, size=8), model=SimpleCNN(hidden=4), optimizer=AdamW(),
-                    batch_size=7)
-    epochs = list(Trainer(recipe, run).epochs())
-    assert len(epochs) == 1 and np.isfinite(epochs[0]["val_loss"])
+
+
+FOLDER_STUDY = """
+    from hpo import Float, StudySpec
+    from hpo.train import AdamW, Recipe, SimpleCNN, image_folder
+
+    def build(run, *, lr):
+        return Recipe(data=image_folder(run, size=8), model=SimpleCNN(hidden=4),
+                      optimizer=AdamW(lr=lr), batch_size=7)
+
+    STUDY = StudySpec(space={"lr": Float(1e-4, 1e-1, log=True)}, build=build,
+                      maximize="val_accuracy", epochs=1)
+    """
+# Rows of the odd shape are few, so that the check before the first trial meets none, or all.
+MIXED_STUDY = """
+    import torch
+    from hpo import Float, StudySpec
+    from hpo.train import MLP, AdamW, Recipe, datasets
+
+    class Mixed(torch.utils.data.Dataset):
+        targets = [0, 1] * 200
+
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, row):
+            width = 9 if row % {every} == {every} - 1 else 8
+            return torch.zeros(3, 8, width), self.targets[row]
+
+    def build(run, *, lr):
+        return Recipe(data=datasets(Mixed()), model=MLP(hidden=4), optimizer=AdamW(lr=lr),
+                      batch_size=400)
+
+    STUDY = StudySpec(space={{"lr": Float(1e-4, 1e-1, log=True)}}, build=build,
+                      maximize="val_accuracy", epochs=1)
+    """
+
+
+def test_a_trial_of_the_mixed_folder_is_complete(mixed, tmp_path, cache):
+    """C60.2: one epoch, batches of 7."""
+    write_text(tmp_path, "folder", FOLDER_STUDY)
+    search(tmp_path, "folder", "--n-trials", 1, "--data-dir", mixed, "--devices", "cpu",
+           env={"HPO_CACHE_DIR": str(cache)})
+    assert states(trials(tmp_path, "folder")) == ["COMPLETE"]
+
+
+def test_a_trial_whose_dataset_mixes_shapes_fails_with_both_as_its_reason(tmp_path):
+    """C60.4: the stored reason and the command's output."""
+    write_text(tmp_path, "mixes", MIXED_STUDY.format(every=400))
+    done = search(tmp_path, "mixes", "--n-trials", 1, "--devices", "cpu", code=3)
+    [trial] = trials(tmp_path, "mixes")
+    assert trial.state.name == "FAIL"
+    for said in (trial.user_attrs["reason"], done.stdout):
+        assert "[3, 8, 8]" in said and "[3, 8, 9]" in said
+
+
+def test_shapes_that_the_first_batch_mixes_end_the_run_before_a_trial(tmp_path):
+    """C60.4 where the check before the first trial meets it: exit 2, both shapes, no study."""
+    write_text(tmp_path, "mixes", MIXED_STUDY.format(every=2))
+    done = search(tmp_path, "mixes", "--n-trials", 1, "--devices", "cpu", code=2)
+    assert "[3, 8, 8]" in done.stderr and "[3, 8, 9]" in done.stderr
+    assert not (tmp_path / "hpo-runs" / "hpo.db").exists()
 
 
 def test_grey_mode_gives_one_channel(mixed):
