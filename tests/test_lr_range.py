@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import hpo, write_text
 from torch import nn
 
 from hpo import Run
@@ -64,6 +65,54 @@ def test_a_nan_at_the_first_step_gives_no_pick_and_advises_a_lower_start():
     """C49.4."""
     found = suggest([0.1, 1.0, 10.0], [math.nan])
     assert found.pick is None and "lower the start" in found.reason
+
+
+# C49's loss, 5 w^2, as the study of a model with one weight; the data are only counted.
+ONE_WEIGHT = """
+    import torch
+    from hpo import Float, StudySpec
+    from hpo.train import SGD, Recipe, tensors
+
+    class One(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor({w}))
+
+        def forward(self, x):
+            return self.w.expand(len(x), 2)
+
+    def build(run, *, lr):
+        return Recipe(data=tensors(torch.zeros(60, 1), [0, 1] * 30), model=One,
+                      optimizer=SGD(lr, momentum=0.0, nesterov=False),
+                      loss=lambda scores, labels: 5 * scores[:, 0].square().mean(), batch_size=1)
+
+    STUDY = StudySpec(space={{"lr": Float(1e-3, 1.0, log=True)}}, build=build,
+                      minimize="val_loss", epochs=1, defaults={{"lr": 0.1}})
+    """
+
+
+def test_the_command_picks_below_the_divergence_and_ends_with_code_1_above_it(tmp_path: Path):
+    """C49.2, C49.3: `hpo lr-range` with the two ranges of rates."""
+    write_text(tmp_path, "s", ONE_WEIGHT.format(w="1.0"))
+    words = ("lr-range", "--study", "s", "--devices", "cpu")
+    found = json.loads(hpo(tmp_path, *words, "--low", 1e-4, "--high", 10, "--json").stdout)
+    assert 1e-3 < found["pick"] < 0.2 and found["n_steps"] < 50
+    said = hpo(tmp_path, *words, "--low", 1, "--high", 100, code=1).stdout
+    assert "no learning rate to suggest" in said and "lower the start (--low)" in said
+
+
+def test_the_command_ends_with_code_1_where_the_first_loss_is_nan(tmp_path: Path):
+    """C49.4: a message, no traceback."""
+    write_text(tmp_path, "s", ONE_WEIGHT.format(w="float('nan')"))
+    said = hpo(tmp_path, "lr-range", "--study", "s", "--devices", "cpu", code=1).stdout
+    assert "no learning rate to suggest" in said and "lower the start (--low)" in said
+
+
+def test_a_short_flat_curve_is_said_to_be_too_short_to_tell():
+    """A set of 120 rows makes 15 steps an epoch: no proof that the rate does not matter."""
+    rng = np.random.default_rng(0)
+    found = suggest(np.logspace(-6, 0, 15), rng.normal(1.0, 0.1, 15))
+    assert found.pick is None and found.reason.startswith("too few steps to tell: 15 rates")
 
 
 def test_a_flat_curve_gives_no_pick_and_is_called_flat():
