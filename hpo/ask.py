@@ -209,18 +209,22 @@ def publish(db: Database, found: Results, home: Path) -> Path:
 
 
 def registry_list(
-    study: str | None, home: Path, storage: str | None, console: Console, *, as_json: bool
+    study: str | None, home: Path, storage: str | None, console: Console, *, every: bool,
+    as_json: bool,
 ) -> int:
     """Print the registered results of all studies or of one, each on one line."""
     with opened(home, storage) as db:
-        rows = list(db.registry.rows(study) if study else db.registry.rows())
-        if study and not rows:
+        rows = list(db.registry.rows(study, with_deleted=every))
+        n_hidden = 0 if rows else len(db.registry.rows(study, with_deleted=True))
+        if study and not rows and not n_hidden:
             require(db, study)
     if as_json:
         _print_json(rows)
         return 0
     if not rows:
-        _say(console, "nothing is registered yet: the phase confirm of `hpo run` does it")
+        _say(console, "nothing is registered yet: the phase confirm of `hpo run` does it"
+             if not n_hidden else f"all {n_hidden} rows are of deleted studies or were replaced: "
+                                  f"`hpo registry list --all` shows them")
         return 0
     cells = [_registry_cells(row) for row in rows]
     _say(console, _registry_table(cells, console.width if console.is_terminal else None))

@@ -102,6 +102,17 @@ def pictures(db: Database, study: str, home: Path, folder: Path) -> dict[str, st
     return links
 
 
+def remove_pictures(db: Database, study: str, home: Path) -> None:
+    """Delete the pictures of an Optuna study's reports, which lie under names of their own."""
+    from optuna.artifacts.exceptions import ArtifactNotFound
+
+    study_id = db.studies.get_study_id_from_name(study)
+    store, there = ArtifactFolder(home), _by_name(db.studies.get_study_system_attrs(study_id))
+    for artifact_id in (there[name] for name in _OURS if name in there):
+        with suppress(ArtifactNotFound):
+            store.remove(artifact_id)
+
+
 def _by_name(attrs: Mapping[str, Any]) -> dict[str, str]:
     metas = [json.loads(v) for k, v in attrs.items() if k.startswith(_STUDY_PREFIX)]
     return {meta["filename"]: meta["artifact_id"] for meta in metas if meta}

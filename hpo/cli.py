@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException as UsageError
 
 from hpo import settings as s
-from hpo.errors import HpoError
+from hpo.errors import HpoError, InputError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -218,20 +218,26 @@ def delete(
     """Delete a study: its trials, tickets and checkpoints; its registry rows stay, marked."""
     from hpo.ask import delete as remove
 
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"delete study '{study}' and all its trials?", abort=True)
+    if not yes and not sys.stdin.isatty():
+        raise InputError("delete asks before it deletes, and here is no terminal to ask on: "
+                         "give --yes")
+    if not yes and not typer.confirm(f"delete study '{study}' and all its trials?"):
+        _console().print("nothing is deleted")
+        return 1
     return remove(study, s.home_folder(home), storage, _console())
 
 
 @registry_app.command("list")
 def registry_list(
     study: Annotated[str | None, typer.Option(help="Only this study's rows.")] = None,
+    every: Annotated[bool, typer.Option(
+        "--all", help="Also rows of deleted studies, and those that were replaced.")] = False,
     home: Home = None, storage: Storage = None, json: Json = False,
 ) -> int:
-    """List the registered results, newest study first."""
+    """List the registered results, by study."""
     from hpo.ask import registry_list as show
 
-    return show(study, s.home_folder(home), storage, _console(), as_json=json)
+    return show(study, s.home_folder(home), storage, _console(), every=every, as_json=json)
 
 
 @registry_app.command("show")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hpo.settings import Settings
     from storage.database import Database
-    from storage.tickets import NewTicket, Ticket
+    from storage.ticket import NewTicket, Ticket
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def items(
 
     Candidates with the same params share their trials.
     """
-    from storage.tickets import NewTicket
+    from storage.ticket import NewTicket
 
     known = _by_key(db, name)
     next_idx = max((ticket.idx for ticket in known.values()), default=-1) + 1
@@ -118,7 +118,7 @@ def items(
 
 def score_items(db: Database, name: str) -> list[NewTicket]:
     """Return a ticket that reads the test split for each confirmed trial that has a checkpoint."""
-    from storage.tickets import NewTicket
+    from storage.ticket import NewTicket
 
     study = study_of(name, "confirm")
     trials = _trials_by_number(db, study)

@@ -78,7 +78,7 @@ def _import(study: str) -> ModuleType:
     except HpoError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"study '{study}': {_where(error)}: "
+        raise InputError(f"study '{study}': {where(error)}: "
                          f"{type(error).__name__}: {error}") from error
 
 
@@ -92,7 +92,7 @@ def _refuse_two(study: str) -> None:
                          f"differ: rename yours")
 
 
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
     """Return file and line of the innermost frame in the user's own code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename} line {error.lineno}"

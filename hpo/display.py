@@ -161,8 +161,9 @@ class PlainDisplay(Display):
     def start(self, name: str, n_total: int, n_ended: int, n_epochs: int = 0) -> None:
         super().start(name, n_total, n_ended, n_epochs)
         if n_total:
-            done = f", {n_ended} of them done already" if n_ended else ""
-            self.say(f"{name}: {n_total} to do{done}")
+            done = f", {n_ended} done already" if n_ended else ""
+            left = n_total - n_ended
+            self.say(f"{name}: {left or 'nothing'} to do{done}")
 
     def _trial_line(self, member: Member, event: dict[str, Any]) -> None:
         phase = self.phase
@@ -188,8 +189,18 @@ class LiveDisplay(Display):
                           get_renderable=self._render)
 
     def start(self, name: str, n_total: int, n_ended: int, n_epochs: int = 0) -> None:
+        self._leave_line()
         super().start(name, n_total, n_ended, n_epochs)
         self._live.start()
+
+    def _leave_line(self) -> None:
+        """Say how the phase ended whose bar goes now."""
+        phase = self.phase
+        if phase is not None and phase.states:
+            parts = (f"{phase.n_ended} of {phase.n_total}", _states_text(phase),
+                     self._best_text())
+            self.say(f"{phase.name}: {', '.join(part for part in parts if part)}")
+            phase.states.clear()
 
     def event(self, member: Member, event: dict[str, Any]) -> None:
         index = member.slot.index
@@ -244,6 +255,7 @@ class LiveDisplay(Display):
         return [*row, "" if pace is None else f"{pace:,.0f} images/s"]
 
     def close(self) -> None:
+        self._leave_line()
         self._live.stop()
 
 

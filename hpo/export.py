@@ -65,7 +65,8 @@ def export(
         for file in Path(folder).iterdir():
             shutil.move(file, to / file.name)
     shown = ", ".join(f"{name}={value:.4f}" for name, value in scores.items())
-    console.print(f"{to}: model.pt and model.json; loaded again: {shown}", highlight=False,
+    console.print(f"{to}: model.pt and model.json; loaded again: {shown}\n"
+                  f"in Python: {data['load'].replace('FOLDER', repr(str(to)))}", highlight=False,
                   markup=False, soft_wrap=True)
     return 0
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hpo.results import Results
     from storage.database import Database
 
+# Below this, accuracies of different trials are mostly equal.
+_FEW_VALIDATION = 100
 # `hpo worker` looks this often for the study that `hpo run` is to make.
 _ROW_POLL_S = 2.0
 
@@ -70,6 +72,8 @@ def make_home(home: Path) -> None:
     """
     try:
         home.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"--home {home}: it is a file, not a folder") from None
     except OSError as error:
         raise InputError(f"--home {home}: {error.strerror}") from None
     if not os.access(home, os.W_OK | os.X_OK):
@@ -118,6 +122,9 @@ def _with_pool(
 
 
 def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> int:
+    started = time.monotonic()
+    if settings.home.exists():
+        make_home(settings.home)
     described = pool.describe()
     spec = described["spec"]
     row = _stored_row(settings)
@@ -137,7 +144,6 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
     db = _made(settings, spec, data)
     course = phases.Course(settings, spec, described["grid"], described["defaults"], data, db,
                            pool, show, stopper.check)
-    started = time.monotonic()
 
     def work() -> int:
         phases.run(course)
@@ -208,8 +214,8 @@ def _prepared(
     data = pool.prepare(order)
     if row is not None:
         studies.check_data(row, data)
-    if data:
-        show.say(data_line(data))
+    for text in data_lines(data):
+        show.say(text)
     return data
 
 
@@ -229,12 +235,19 @@ def _say_plan(
     show.plan(lines, {row.phase: row.n_epochs for row in planned}, int(settings.epochs or 0))
 
 
-def data_line(data: Mapping[str, Any]) -> str:
-    """Return what is known of data and model as one line."""
+def data_lines(data: Mapping[str, Any]) -> list[str]:
+    """Return what is known of data and model as one line, and a warning where they are few."""
+    if not data:
+        return []
     shape = "x".join(map(str, data["image_shape"]))
-    return (f"data: {data['n_train']} train, {data['n_val']} validation and {data['n_test']} test "
-            f"images of {shape}, {data['n_classes']} classes; a model of "
-            f"{data['n_parameters']:,} parameters")
+    what = "images" if len(data["image_shape"]) == 3 else "rows"
+    lines = [f"data: {data['n_train']} train, {data['n_val']} validation and {data['n_test']} "
+             f"test {what} of {shape}, {data['n_classes']} classes; a model of "
+             f"{data['n_parameters']:,} parameters"]
+    if data["n_val"] < _FEW_VALIDATION:
+        lines.append(f"warning: {data['n_val']} validation {what} tell trials apart in steps of "
+                     f"{1 / data['n_val']:.2g} of accuracy; a larger val_fraction= tells more")
+    return lines
 
 
 def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) -> Database:

@@ -21,7 +21,7 @@ from hpo.studies import ensure_study
 
 if TYPE_CHECKING:
     from storage.database import Database
-    from storage.tickets import NewTicket, Ticket
+    from storage.ticket import NewTicket, Ticket
 
 # The events of our own workers come at once; those of other hosts are looked for this often.
 _COUNT_S = 0.5
@@ -102,7 +102,7 @@ def _lr_range(course: Course) -> None:
     if course.defaults is None:
         course.note("lr-range: left out, it needs defaults= for every param")
         return
-    from storage.tickets import NewTicket
+    from storage.ticket import NewTicket
 
     study = queue.study_of(course.name, "lr-range")
     sweep = NewTicket(idx=0, params=dict(course.defaults), payload={"seed": course.seed},

@@ -15,7 +15,7 @@ from hpo.space import Param, params_from_json, params_key, params_to_json
 
 if TYPE_CHECKING:
     from storage.database import Database
-    from storage.tickets import NewTicket, Ticket
+    from storage.ticket import NewTicket, Ticket
 
 # Score tickets stand in the confirm study behind its trials, this far from their confirm ticket.
 SCORE_OFFSET = 100_000
@@ -71,7 +71,7 @@ def fixed_items(
     cells: Iterable[Mapping[str, Any]], seed: int, payload: Mapping[str, Any] | None = None
 ) -> list[NewTicket]:
     """Return one ticket for each params of a grid, in order."""
-    from storage.tickets import NewTicket
+    from storage.ticket import NewTicket
 
     return [NewTicket(idx=i, params=params_to_json(cell), params_key=params_key(cell),
                       payload={"seed": seed, **(payload or {})})
@@ -80,7 +80,7 @@ def fixed_items(
 
 def search_items(n: int, seed: int, taken: Collection[int] = ()) -> list[NewTicket]:
     """Return the tickets, with params for the sampler to draw, that make n with those taken."""
-    from storage.tickets import NewTicket
+    from storage.ticket import NewTicket
 
     free = (i for i in count() if i not in taken)
     return [NewTicket(idx=i, params=None, payload={"seed": seed}, params_key=None)

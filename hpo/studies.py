@@ -15,6 +15,8 @@ from hpo.space import space_from_json
 if TYPE_CHECKING:
     from storage.database import Database
 
+_FIRST_TIMEOUT_S = 5.0
+
 
 def open_existing(url: str) -> Database | None:
     """Open the database if it holds our tables; a question must not make any.
@@ -29,7 +31,8 @@ def open_existing(url: str) -> Database | None:
 
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
         return None
-    link = Link(url)
+    # A run waits a minute for its server to come back; a command that only begins does not.
+    link = Link(url, _FIRST_TIMEOUT_S)
     try:
         if revision(link) is None:
             return None

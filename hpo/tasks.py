@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -27,42 +26,7 @@ from hpo.spec import Run, StudySpec
 if TYPE_CHECKING:
     from optuna import Study
 
-    from storage.tickets import Claim, Ticket
-
-
-def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
-    """Build a recipe from the study's first params, load its data and try one step.
-
-    Returns what is known of the data and the model; an objective of the user's own has neither.
-    """
-    if spec.build is None:
-        return {}
-    from hpo.train.loop import prepare as prepare_recipe
-
-    with tempfile.TemporaryDirectory(prefix="hpo-prepare-") as folder:
-        run = make_run(order, int(order["seed"]), Path(folder))
-        return prepare_recipe(spec.build(run, **first_params(spec)), run)
-
-
-def sweep(
-    spec: StudySpec, order: dict[str, Any], *, low: float | None = None, high: float | None = None
-) -> dict[str, Any]:
-    """Run the learning-rate range test at the study's first params and return its JSON."""
-    from hpo.baselines.lr_range import lr_range
-
-    assert spec.build is not None
-    bounds = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
-    with tempfile.TemporaryDirectory(prefix="hpo-sweep-") as folder:
-        run = make_run(order, int(order["seed"]), Path(folder))
-        return finite(lr_range(spec.build(run, **first_params(spec)), run, **bounds).to_json())
-
-
-def first_params(spec: StudySpec) -> dict[str, Any]:
-    """Return the study's defaults, with the lowest value or first choice where there is none."""
-    full = spec.full_params({})
-    lows = {name: getattr(param, "low", None) if param.n_values() is None
-            else next(iter(param.values())) for name, param in spec.space.items()}
-    return {name: full.get(name, lows[name]) for name in spec.space}
+    from storage.ticket import Claim, Ticket
 
 
 def make_run(order: dict[str, Any], seed: int, folder: Path) -> Run:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import devices
 from hpo.errors import InputError
-from hpo.launch import Stopper, data_line, make_home, order_of
+from hpo.launch import Stopper, data_lines, make_home, order_of
 from hpo.pool import Pool
 from hpo.settings import Settings
 from hpo.settings import check as check_settings
@@ -54,9 +54,12 @@ def check(settings: Settings, console: Console) -> int:
                       f"{len(spec['space'])} params: {', '.join(spec['space'])}")
         for text in spec["warnings"]:
             _say(console, f"  warning: {text}")
-        data = pool.prepare(order_of(settings, spec))
-        _say(console, "  " + data_line(data) if data else
-             "  an objective of its own: its data is not looked at")
+        found = pool.prepare({**order_of(settings, spec), "first_epoch": True})
+        if "first_epoch" in found:
+            metrics = ", ".join(f"{n}={value:.4g}" for n, value in found["first_epoch"].items())
+            _say(console, f"  an objective of its own: its first epoch gives {metrics}")
+        for text in () if "first_epoch" in found else data_lines(found):
+            _say(console, f"  {text}")
         _say(console, "  ok")
         return 0
     finally:
@@ -94,20 +97,21 @@ def _show_sweep(
     as_json: bool,
 ) -> int:
     from hpo.plots import draw_sweep
-    from hpo.results import Sweep
+    from hpo.results import sweep_of
 
     path = settings.home / "reports" / settings.name / "lr_range.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = {name: result[name] for name in Sweep.__dataclass_fields__ if name in result}
-    draw_sweep(Sweep(**drawn), path)
+    swept = sweep_of(result)
+    if swept.has_curve:
+        draw_sweep(swept, path)
     if as_json:
-        print(json.dumps({**result, "picture": str(path)}, allow_nan=False))
+        picture = str(path) if swept.has_curve else None
+        print(json.dumps({**result, "picture": picture}, allow_nan=False))
     elif result["pick"] is None:
         _say(console, f"no learning rate to suggest: {result['reason']}")
     else:
         _say(console, f"{spec['lr_param']} = {result['pick']:.3g}, sensible between "
                       f"{result['low']:.3g} and {result['high']:.3g} ({result['reason']})")
-    if not as_json:
+    if not as_json and swept.has_curve:
         _say(console, f"curve: {path}")
     return 0 if result["pick"] is not None else 1
 

@@ -85,13 +85,13 @@ def _defaults(spec) -> dict[str, Any] | None:
 
 def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
     """Answer a question that needs the module's recipe; return whether all is well."""
-    from hpo import tasks
+    from hpo import rehearsal
 
     try:
         if command["cmd"] == "prepare":
-            channel.send("ready", info=tasks.prepare(spec, command["order"]))
+            channel.send("ready", info=rehearsal.prepare(spec, command["order"]))
         else:
-            channel.send("swept", result=tasks.sweep(
+            channel.send("swept", result=rehearsal.sweep(
                 spec, command["order"], low=command["low"], high=command["high"]))
     except HpoError as error:
         channel.send("fault", text=str(error), exit_code=error.exit_code)
@@ -100,8 +100,10 @@ def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
         import traceback
 
         traceback.print_exc()
-        channel.send("fault", text=f"build failed with the study's first params: "
-                                   f"{type(error).__name__}: {error}", exit_code=2)
+        what = "objective" if spec.build is None else "build"
+        channel.send("fault", text=f"{what} failed with the study's first params: "
+                                   f"{discover.where(error)}: {type(error).__name__}: {error}",
+                     exit_code=2)
         return False
     return True
 

@@ -12,7 +12,8 @@ from storage.names import validate_name
 from storage.registry import Registry
 from storage.runs import Runs
 from storage.studies import StudyStorage
-from storage.tickets import Claim, NewTicket, Ticket, Tickets
+from storage.ticket import Claim, NewTicket, Ticket
+from storage.tickets import Tickets
 
 __all__ = [
     "Back",

@@ -28,6 +28,7 @@ class Registry:
     def add(self, row: Mapping[str, Any]) -> str:
         """Register a row and return its id; one of the same study, phase and rank is replaced.
 
+        A row with the same params and scores stays as it was made, but for the epochs spent.
         Fields that the table has no column for are kept in `data`.
         """
         fields = {name: value for name, value in row.items() if name in COLUMNS - {"data"}}
@@ -82,10 +83,15 @@ def _place(connection: Connection, fields: dict[str, Any], new_id: str) -> str:
         & (registry.c.rank == fields["rank"])
         & (registry.c.state == CURRENT)
     )
-    change = update(registry).where(same).values(_blank() | fields).returning(registry.c.id)
-    kept = connection.execute(change).scalar_one_or_none()
-    if kept is not None:
-        return kept
+    old = connection.execute(select(registry).where(same).with_for_update()).one_or_none()
+    if old is not None:
+        found = fields.get("scores")
+        if found and (old.params, old.scores) == (fields.get("params"), found):
+            fields = {"epochs_spent": fields.get("epochs_spent")}
+        else:
+            fields = _blank() | fields
+        connection.execute(update(registry).where(registry.c.id == old.id).values(fields))
+        return old.id
     connection.execute(registry.insert(), {**fields, "id": new_id})
     return new_id
 

@@ -26,7 +26,7 @@ from storage.columns import Json, UtcDateTime
 PREFIX = "hpo_"
 VERSION_TABLE = "hpo_alembic_version"
 # The newest file in migrations/versions; a test holds the two together.
-REVISION = "0001"
+REVISION = "0002"
 
 metadata = MetaData()
 
@@ -103,7 +103,7 @@ registry = Table(
     Column("test_sd", Double),
     Column("seeds", Json),
     Column("scores", Json),
-    Column("epochs_spent", Integer),
+    Column("epochs_spent", Double),
     Column("checkpoint", Text),
     Column("versions", Json),
     Column("git_commit", Text),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, select, update
@@ -22,57 +20,11 @@ from storage.columns import clip, now_s, utc_now
 from storage.link import Link
 from storage.schema import tickets
 from storage.studies import StudyStorage
+from storage.ticket import Claim, NewTicket, Ticket
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 STATES = (WAITING, RUNNING, DONE, FAILED)
 TRIAL, SWEEP, SCORE = "trial", "sweep", "score"
-
-
-@dataclass(frozen=True)
-class NewTicket:
-    """A unit of work to write: its place in the study, and the params if they are fixed."""
-
-    idx: int
-    params: Mapping[str, Any] | None = None
-    payload: Mapping[str, Any] | None = None
-    params_key: str | None = None
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A ticket as it was when it was read; the fields are the columns of `hpo_ticket`."""
-
-    id: int
-    name: str
-    study: str
-    idx: int
-    kind: str
-    params: dict[str, Any] | None
-    params_key: str | None
-    payload: dict[str, Any]
-    state: str
-    attempt: int
-    owner: str | None
-    host: str | None
-    pid: int | None
-    lease_until: float | None
-    claim_token: str | None
-    cause: str | None
-    trial_id: int | None
-    trial_number: int | None
-    result: Any
-    created_at: datetime
-    taken_at: datetime | None
-    ended_at: datetime | None
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A ticket that is ours now, with the Optuna trial that was made for it."""
-
-    ticket: Ticket
-    trial_id: int | None
-    number: int | None
 
 
 def _first_waiting(*, of_one_study: bool) -> Any:

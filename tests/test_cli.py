@@ -135,6 +135,46 @@ def test_a_study_that_is_deleted_is_gone_and_can_be_made_anew(tmp_path: Path) ->
     assert len(trials(tmp_path, "quad")) == 2
 
 
+def test_nothing_is_deleted_without_an_answer(tmp_path: Path) -> None:
+    """Neither a pipe nor an answer that nobody could give is a yes."""
+    write(tmp_path, "quad")
+    search(tmp_path, "quad", "--n-trials", 1)
+    done = hpo(tmp_path, "delete", "--study", "quad", code=2)
+    assert done.stderr.endswith("give --yes\n")
+    assert len(trials(tmp_path, "quad")) == 1
+
+
+def test_registered_results_outlive_their_study_and_its_pictures_do_not(tmp_path: Path) -> None:
+    write(tmp_path, "quad")
+    words = ("run", "--study", "quad", "--n-trials", 2, "--top-k", 1, "--confirm-seeds", 1,
+             "--phases", "search,confirm", "--workers", 1)
+    hpo(tmp_path, *words)
+    [row] = json.loads(hpo(tmp_path, "registry", "list", "--json").stdout)
+    hpo(tmp_path, *words)
+    [again] = json.loads(hpo(tmp_path, "registry", "list", "--json").stdout)
+    assert (again["id"], again["created_at"]) == (row["id"], row["created_at"])
+    hpo(tmp_path, "delete", "--study", "quad", "--yes")
+    assert not [path for path in (tmp_path / "hpo-runs/artifacts").rglob("*") if path.is_file()]
+    assert "--all` shows them" in hpo(tmp_path, "registry", "list").stdout
+    assert "study deleted" in hpo(tmp_path, "registry", "list", "--all").stdout
+    assert row["id"] in hpo(tmp_path, "registry", "show", row["id"][:8]).stdout
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ('yield {"accuracy": x}', "'loss' is missing, got 'accuracy'"),
+    ("yield x", "expected a dict with 'loss', got float"),
+    ("return\nyield", "it ended without yielding 'loss'"),
+    ("return {'loss': x}", "returned dict"),
+    ('yield {"loss": open("nowhere.csv")}', "s.py line"),
+])
+def test_check_takes_an_objective_s_first_epoch(tmp_path: Path, body: str, said: str) -> None:
+    write(tmp_path, "s", body=body)
+    done = hpo(tmp_path, "check", "--study", "s", code=2)
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+    write(tmp_path, "s")
+    assert "its first epoch gives loss=0.09" in hpo(tmp_path, "check", "--study", "s").stdout
+
+
 def test_init_sets_a_database_up_and_may_be_repeated(tmp_path: Path) -> None:
     for _ in range(2):
         done = hpo(tmp_path, "init", "--home", tmp_path / "h")

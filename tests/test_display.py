@@ -135,7 +135,9 @@ def test_the_database_s_count_wins() -> None:
 def test_a_phase_that_is_partly_done_says_so() -> None:
     show, out = plain()
     show.start("search", 14, 10, 8)
-    assert out.getvalue() == "search: 14 to do, 10 of them done already\n"
+    show.start("grid", 12, 12, 0)
+    assert out.getvalue() == ("search: 4 to do, 10 done already\n"
+                              "grid: nothing to do, 12 done already\n")
 
 
 def test_a_worker_without_a_run_of_its_own_counts_nothing() -> None:

@@ -25,6 +25,7 @@ FLOORS = [
     ["hpo.confirm", "hpo.display"],
     ["hpo.pool"],
     ["hpo.worker"],
+    ["hpo.rehearsal"],
     ["hpo.tasks"],
     ["hpo.drive", "hpo.search", "hpo.studies", "hpo.channel"],
     ["hpo.queue", "hpo.samplers", "hpo.pruners"],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -90,6 +91,26 @@ def test_the_newest_migration_is_the_one_the_code_asks_for() -> None:
     config = Config()
     config.set_main_option("script_location", str(creation.MIGRATIONS))
     assert ScriptDirectory.from_config(config).get_current_head() == schema.REVISION
+
+
+def test_a_database_of_the_first_version_is_brought_up_with_its_rows(ready_url: str) -> None:
+    """0002: epochs spent may be a fraction."""
+    db = storage.Database(ready_url)
+    db.registry.add({"study": "s", "phase": "search", "rank": 1, "epochs_spent": 3})
+    db.close()
+    engine = make_engine(ready_url)
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(creation.MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+    engine.dispose()
+    storage.init(ready_url)
+    db = storage.Database(ready_url)
+    assert [row["epochs_spent"] for row in db.registry.rows("s")] == [3]
+    db.registry.add({"study": "s", "phase": "lr-range", "rank": 1, "epochs_spent": 2.8})
+    assert [row["epochs_spent"] for row in db.registry.rows("s")] == [2.8, 3]
+    db.close()
 
 
 def test_a_database_of_a_newer_version_is_refused(sqlite_url: str) -> None:

@@ -224,6 +224,10 @@ class _Curve:
         if rise > SIGNIFICANT * self.error and self.smooth[-1] > self.smooth[0]:
             return (f"the loss rises from the first rate, {first_rate:g}, without falling before: "
                     f"lower the start (--low)")
+        n = len(self.smooth)
+        if n < LEAST_POINTS:
+            return (f"too few steps to tell: {n} rates were tried, one a step of an epoch, and "
+                    f"the loss does not fall by more than the noise of so few")
         return "flat: the loss does not fall by more than its noise at any rate"
 
 

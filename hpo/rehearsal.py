@@ -1,0 +1,72 @@
+"""What is tried before any trial: the data and one step, an objective's first epoch, a rate sweep.
+
+A fault of the module is then found at its cheapest, with the study's first params.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hpo.drive import BadMetrics, Goal, checked
+from hpo.spec import StudySpec
+from hpo.tasks import finite, make_run
+
+
+def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
+    """Build a recipe from the study's first params, load its data and try one step.
+
+    Returns what is known of the data and the model; an objective of the user's own has neither.
+    """
+    if spec.build is None:
+        return {"first_epoch": first_epoch(spec, order)} if order.get("first_epoch") else {}
+    from hpo.train.loop import prepare as prepare_recipe
+
+    with tempfile.TemporaryDirectory(prefix="hpo-prepare-") as folder:
+        run = make_run(order, int(order["seed"]), Path(folder))
+        return prepare_recipe(spec.build(run, **first_params(spec)), run)
+
+
+def first_epoch(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics of an objective's first epoch at the study's first params.
+
+    Raises:
+        BadMetrics: for anything but a dict of numbers with the study's metric in it.
+    """
+    goal = Goal(spec.metric, spec.direction == "maximize")
+    assert spec.objective is not None
+    with tempfile.TemporaryDirectory(prefix="hpo-check-") as folder:
+        run = make_run(order, int(order["seed"]), Path(folder))
+        source = spec.objective(run, **first_params(spec))
+        if not hasattr(source, "__next__"):
+            raise BadMetrics(f"it must yield a dict with '{goal.metric}' an epoch, and returned "
+                             f"{type(source).__name__}")
+        try:
+            metrics = next(source, None)
+            if metrics is None:
+                raise BadMetrics(f"it ended without yielding '{goal.metric}'")
+            return finite(checked(metrics, goal, 0))
+        finally:
+            source.close()
+
+
+def sweep(
+    spec: StudySpec, order: dict[str, Any], *, low: float | None = None, high: float | None = None
+) -> dict[str, Any]:
+    """Run the learning-rate range test at the study's first params and return its JSON."""
+    from hpo.baselines.lr_range import lr_range
+
+    assert spec.build is not None
+    bounds = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
+    with tempfile.TemporaryDirectory(prefix="hpo-sweep-") as folder:
+        run = make_run(order, int(order["seed"]), Path(folder))
+        return finite(lr_range(spec.build(run, **first_params(spec)), run, **bounds).to_json())
+
+
+def first_params(spec: StudySpec) -> dict[str, Any]:
+    """Return the study's defaults, with the lowest value or first choice where there is none."""
+    full = spec.full_params({})
+    lows = {name: getattr(param, "low", None) if param.n_values() is None
+            else next(iter(param.values())) for name, param in spec.space.items()}
+    return {name: full.get(name, lows[name]) for name in spec.space}
