@@ -275,7 +275,7 @@ def _explain(axes: Axes, results: Results, phase: str) -> None:
 
 def lr_range(results: Results, path: Path, importance: Any = None) -> bool:
     """Draw the loss over the learning rate, with the pick and the interval around it."""
-    if results.sweep is None or not any(map(math.isfinite, results.sweep.losses)):
+    if results.sweep is None or not results.sweep.has_curve:
         return False
     draw_sweep(results.sweep, path)
     return True

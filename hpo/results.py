@@ -11,7 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,16 @@ class Trial:
         """The reason without its details: `error`, `oom`, `median`, `diverged` ..."""
         return self.reason.split(":")[0].split(" at epoch")[0].strip()
 
+    @property
+    def span(self) -> tuple[datetime, datetime] | None:
+        """When it ran, or None: of one that lost its worker nobody saw the end."""
+        if self.started_at is None or self.ended_at is None:
+            return None
+        took = self.attrs.get("duration_s")
+        if took is None:
+            return None if self.kind == "worker lost" else (self.started_at, self.ended_at)
+        return self.started_at, self.started_at + timedelta(seconds=float(took))
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -76,6 +86,11 @@ class Sweep:
     high: float | None = None
     reason: str = ""
     epochs: float = 0.0
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether any loss is finite, so that there is something to draw."""
+        return any(map(math.isfinite, self.losses))
 
 
 @dataclass(frozen=True)
@@ -101,10 +116,15 @@ class Phase:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the first start to the last end, or None before any trial ended."""
-        starts = [trial.started_at for trial in self.trials if trial.started_at]
-        ends = [trial.ended_at for trial in self.trials if trial.ended_at]
-        return (max(ends) - min(starts)).total_seconds() if starts and ends else None
+        """Seconds in which some trial ran, without pauses; None before any has ended."""
+        spans = sorted(span for trial in self.trials if (span := trial.span))
+        if not spans:
+            return None
+        ran, until = timedelta(0), spans[0][0]
+        for start, end in spans:
+            ran += max(timedelta(0), end - max(start, until))
+            until = max(until, end)
+        return ran.total_seconds()
 
     def states(self) -> dict[str, int]:
         """Return how many trials are in each state, the commonest first."""
@@ -194,6 +214,11 @@ class Results:
         n_classes = self.data.get("n_classes")
         return 1 / n_classes if n_classes and self.metric.endswith("accuracy") else None
 
+    @property
+    def highest(self) -> float | None:
+        """The score that none can pass, 1 for an accuracy, where one is known."""
+        return 1.0 if self.maximize and self.metric.endswith("accuracy") else None
+
     def grain(self, metric: str) -> float:
         """Return the step in which the scores of a metric come, 0 where none is to be seen.
 
@@ -211,6 +236,11 @@ class Results:
         rounding = 1e-6 * max(map(abs, seen), default=0.0)
         steps = (b - a for a, b in zip(seen, seen[1:], strict=False))
         return min((step for step in steps if step > rounding), default=0.0)
+
+    @property
+    def no_pick(self) -> bool:
+        """Whether the LR range sweep ran and found no learning rate to suggest."""
+        return self.sweep is not None and self.sweep.pick is None
 
     def better(self, value: float, than: float | None) -> bool:
         """Return whether a score beats another; any score beats None."""
@@ -265,15 +295,6 @@ def best_so_far(results: Results, phase: str) -> list[tuple[float, float]]:
     return steps
 
 
-def epochs_to_pass(results: Results, baseline: str, phase: str = "search") -> float | None:
-    """Return the epochs a phase spent until its best value passed a baseline's best, or None."""
-    bar = results.best(baseline)
-    if bar is None or bar.score is None:
-        return None
-    return next((spent for spent, value in best_so_far(results, phase)
-                 if results.better(value, bar.score)), None)
-
-
 def collect(db: Database, name: str) -> Results:
     """Read one study, all its phases, its tickets and its registry rows.
 
@@ -287,7 +308,7 @@ def collect(db: Database, name: str) -> Results:
     if not phases and not stored:
         raise _unknown(name, sorted({str(study).split("/")[0] for study in known}))
     metric = stored.get("metric") or "value"
-    sweep = next((_sweep(t.result) for t in db.tickets.list(study_of(name, "lr-range"))
+    sweep = next((sweep_of(t.result) for t in db.tickets.list(study_of(name, "lr-range"))
                   if t.kind == "sweep" and t.result), None)
     registry = tuple(map(dict, db.registry.rows(name)))
     return Results(
@@ -337,10 +358,11 @@ def _aware(when: datetime | None) -> datetime | None:
     return when.astimezone(UTC) if when else None
 
 
-def _sweep(result: Mapping[str, Any]) -> Sweep:
+def sweep_of(result: Mapping[str, Any]) -> Sweep:
+    """Return a sweep from its JSON, which has null for what is not finite."""
     known = {name: result[name] for name in Sweep.__dataclass_fields__ if name in result}
     for name in ("rates", "losses", "smoothed"):
-        known[name] = tuple(known.get(name) or ())
+        known[name] = tuple(math.nan if v is None else v for v in known.get(name) or ())
     return Sweep(**known)
 
 
