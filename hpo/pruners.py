@@ -40,7 +40,9 @@ class RunningPercentilePruner(PercentilePruner):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin with no study known."""
-        self.__dict__.update(state, _known=WeakKeyDictionary())
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._known = WeakKeyDictionary()
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Return whether the trial's best value is worse than the percentile at its step."""

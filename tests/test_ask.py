@@ -20,7 +20,7 @@ def home(tmp_path: Path) -> Path:
 def listed(home: Path, capsys: pytest.CaptureFixture[str], **console: object) -> list[str]:
     shown = Console(no_color=True, **console)  # type: ignore[arg-type]
     url = f"sqlite:///{home / 'hpo.db'}"
-    assert ask.registry_list(None, home, url, shown, as_json=False) == 0
+    assert ask.registry_list(None, home, url, shown, every=False, as_json=False) == 0
     return capsys.readouterr().out.splitlines()
 
 

@@ -41,7 +41,7 @@ def ended(rng: random.Random) -> Any:
         intermediate_values={s: rng.choice((float("nan"), 0.1, rng.random())) for s in steps})
 
 
-def filled(ours: StudyStorage, n: int, seed: int, direction: str = "minimize") -> optuna.Study:
+def filled(ours: StudyStorage, n: int, seed: int, direction: Any = "minimize") -> optuna.Study:
     study = optuna.create_study(storage=ours, study_name=f"s{seed}", direction=direction)
     rng = random.Random(seed)
     for _ in range(n):
