@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.importance import importance
 from hpo.results import PHASES, Phase, Results, Scores, Trial, best_so_far
 from hpo.space import plain
-from hpo.verdict import Row, compare, count, number, summary, verdict
+from hpo.verdict import Row, compare, count, number, origin, score, summary, verdict, wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from storage import Database
 
 __all__ = ["aligned", "importance", "note", "plain_table", "score", "summary", "summary_table",
-           "to_json", "verdict", "write"]
+           "to_json", "verdict", "wrapped", "write"]
 
 _N_BEST = 5
 _MAX_CELL = 140
@@ -43,30 +43,33 @@ _FLAGS = {
 
 def _head(results: Results) -> list[str]:
     return ["", "trial", results.metric, results.test_metric, "seeds", "trials", "epochs",
-            "passed grid after"]
+            "epochs to grid's best"]
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, none: str = "not run") -> list[str]:
     if row.val is None and row.trial is None and not row.n_trials:
-        return [row.label, "not run", "", "", "", "0", count(row.n_epochs), ""]
-    passed = "" if row.passed_grid_after is None else f"{count(row.passed_grid_after)} epochs"
-    if row.source == "search" and not passed:
-        passed = "never"
+        return [row.label, none, "", "", "", "0", count(row.n_epochs), ""]
     return [
-        row.label, "" if row.trial is None else f"#{row.trial}",
+        row.label, "" if row.trial is None else str(row.trial),
         "not confirmed" if row.val is None else score(row.val.mean, row.val.sd),
         "-" if row.test is None else score(row.test.mean, row.test.sd),
-        str(row.val.n) if row.val else "", str(row.n_trials), count(row.n_epochs), passed,
+        str(row.val.n) if row.val else "", str(row.n_trials), count(row.n_epochs), _race(row),
     ]
 
 
-def score(mean: float, sd: float | None) -> str:
-    """Return a mean for reading, with its standard deviation where there is one."""
-    return number(mean) + ("" if sd is None else f" ± {number(sd)}")
+def _race(row: Row) -> str:
+    if row.source != "search":
+        return ""
+    if row.passed_grid_after is not None:
+        return f"{count(row.passed_grid_after)} (passed)"
+    after = row.reached_grid_after
+    return "never" if after is None else f"{count(after)} (tied)"
 
 
 def _rows(results: Results) -> list[list[str]]:
-    rows = [_cells(row) for row in summary(results)]
+    no_pick = "no pick" if results.no_pick else "not run"
+    rows = [_cells(row, no_pick if row.source == "lr-range" else "not run")
+            for row in summary(results)]
     if results.best("grid") is None:
         # Nothing to pass: neither a number nor "never" would be true.
         rows[0][-1] = ""
@@ -81,7 +84,7 @@ def summary_table(results: Results) -> Table:
     from rich.table import Table
 
     head, rows = _head(results), _rows(results)
-    head[-1] = "passed\ngrid after"
+    head[-1] = "epochs to\ngrid's best"
     at = head.index("seeds")
     n_seeds = {row[at] for row in rows if row[at]}
     if len(n_seeds) < 2:
@@ -155,10 +158,21 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 99)
 
 def _reading(results: Results) -> str:
     better = "More" if results.maximize else "Less"
+    tested = "; the test split was read for these alone" \
+        if any(c.test for c in results.candidates) else ""
     return (f"{better} is better. Scores are mean ± sd over fresh seeds, each a training of its "
-            f"own; the test split was read for these alone. Epochs are those spent on finding the "
-            f"params, pruned and failed trials included; confirming is counted below."
-            f"{_sampling(results)}")
+            f"own{tested}. Epochs are those spent on finding the params, pruned and failed trials "
+            f"included; confirming is counted below.{_chosen(results)}{_sampling(results)}")
+
+
+def _chosen(results: Results) -> str:
+    """Say which of the search's trials its row is of, where several were confirmed."""
+    found = results.candidate("search")
+    n = sum(c.source == "search" and c.val is not None for c in results.candidates)
+    if found is None or n < 2:
+        return ""
+    return (f" The search's row is of its {origin(found)}: by their own one seed the trials were "
+            f"ranked, by their mean over fresh seeds one of {n} was chosen.")
 
 
 def _sampling(results: Results) -> str:
@@ -221,7 +235,7 @@ def _best_trials(results: Results) -> list[str]:
         return []
     trials.sort(key=lambda t: -t.score if results.maximize else t.score)  # type: ignore[operator]
     names = list(dict.fromkeys(name for t in trials[:_N_BEST] for name in t.params))
-    rows = [[f"#{t.number}", number(t.score or 0.0),
+    rows = [[str(t.number), number(t.score or 0.0),
              *(_value(t.params.get(name, "")) for name in names)] for t in trials[:_N_BEST]]
     return ["## What the search liked best",
             "One seed each and picked for being high, so these flatter; see the result above."
@@ -250,7 +264,7 @@ def _ends(phase: Phase) -> dict[tuple[str, str], int]:
 
 def _example(phase: Phase, state: str, kind: str) -> str:
     said = [t for t in phase.trials if t.state == state and t.kind == kind and t.reason]
-    return f"#{said[-1].number}: {said[-1].reason}" if said and state != "COMPLETE" else ""
+    return f"trial {said[-1].number}: {said[-1].reason}" if said and state != "COMPLETE" else ""
 
 
 def _code(text: str) -> str:
@@ -267,7 +281,7 @@ def _costs(results: Results) -> list[str]:
              count(p.n_epochs), _duration(p.duration_s)] for p in begun]
     rows.append(["all", str(sum(p.n_trials for p in begun)), "",
                  count(sum(p.n_epochs for p in begun)), ""])
-    return ["## What it cost", _table(["phase", "trials", "planned", "epochs", "time"], rows)]
+    return ["## What it cost", _table(["phase", "trials", "planned", "epochs", "time running"], rows)]
 
 
 def _duration(seconds: float | None) -> str:
@@ -299,7 +313,10 @@ def _repeat(results: Results) -> list[str]:
     words += [f"{flag} {results.settings[key]}" for key, flag in _FLAGS.items()
               if results.settings.get(key) is not None]
     return ["## How to repeat it", "In a fresh home or under another `--name`:",
-            f"```\n{' '.join(words)}\n```"]
+            f"```\n{' '.join(words)}\n```",
+            "Numbers repeat exactly only where this and the first run have one worker "
+            "(`--workers 1`), the same machine and the same versions: with several workers the "
+            "order in which trials end decides what the sampler has seen."]
 
 
 # JSON

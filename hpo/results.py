@@ -66,12 +66,10 @@ class Trial:
     @property
     def span(self) -> tuple[datetime, datetime] | None:
         """When it ran, or None: of one that lost its worker nobody saw the end."""
-        if self.started_at is None or self.ended_at is None:
+        start, end, took = self.started_at, self.ended_at, self.attrs.get("duration_s")
+        if start is None or end is None or (took is None and self.kind == "worker lost"):
             return None
-        took = self.attrs.get("duration_s")
-        if took is None:
-            return None if self.kind == "worker lost" else (self.started_at, self.ended_at)
-        return self.started_at, self.started_at + timedelta(seconds=float(took))
+        return start, end if took is None else start + timedelta(seconds=float(took))
 
 
 @dataclass(frozen=True)

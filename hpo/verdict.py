@@ -8,11 +8,12 @@ said to be within it, however good it looks.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpo.results import SOURCES, Candidate, Results, Scores, epochs_to_pass
+from hpo.results import SOURCES, Candidate, Results, Scores, best_so_far
 
 LABELS = {"search": "search", "grid": "grid", "lr-range": "LR range", "default": "defaults"}
 _NAMES = {"grid": "the grid", "lr-range": "the LR-range pick", "default": "the defaults"}
@@ -24,7 +25,8 @@ _ALPHA = 0.05
 class Row:
     """One line of the end table; scores are None where nothing was confirmed.
 
-    `n_epochs` is what finding it cost; confirming it is not in there.
+    `n_epochs` is what finding it cost; confirming it is not in there. The last two are the epochs
+    after which the search's best equalled or passed, and passed, the grid's best value.
     """
 
     source: str
@@ -35,6 +37,7 @@ class Row:
     test: Scores | None
     n_trials: int
     n_epochs: float
+    reached_grid_after: float | None = None
     passed_grid_after: float | None = None
 
     @property
@@ -84,13 +87,29 @@ def _row(results: Results, source: str) -> Row:
     phase = results.phase(source)
     best = results.best(source)
     trial = candidate.source_trial if candidate else best.number if best else None
+    ours = source == "search"
     return Row(
         source=source, candidate=candidate.name if candidate else None, trial=trial,
         params=candidate.params if candidate else best.params if best else {},
         val=candidate.val if candidate else None, test=candidate.test if candidate else None,
         n_trials=phase.n_trials, n_epochs=phase.n_epochs,
-        passed_grid_after=epochs_to_pass(results, "grid") if source == "search" else None,
+        reached_grid_after=epochs_to_reach(results, "grid") if ours else None,
+        passed_grid_after=epochs_to_pass(results, "grid") if ours else None,
     )
+
+
+def epochs_to_pass(results: Results, baseline: str, phase: str = "search") -> float | None:
+    """Return the epochs a phase spent until its best value passed a baseline's best, or None."""
+    bar = results.best(baseline)
+    return next((spent for spent, value in best_so_far(results, phase)
+                 if bar and results.better(value, bar.score)), None)
+
+
+def epochs_to_reach(results: Results, baseline: str, phase: str = "search") -> float | None:
+    """Return the epochs a phase spent until a baseline's best was equalled or passed, or None."""
+    bar = results.best(baseline)
+    return next((spent for spent, value in best_so_far(results, phase)
+                 if bar and (results.better(value, bar.score) or value == bar.score)), None)
 
 
 def compare(results: Results) -> list[Comparison]:
@@ -107,7 +126,7 @@ def compare(results: Results) -> list[Comparison]:
         return []
     found = {source: results.candidate(source) for source in SOURCES[1:]}
     baselines = {source: candidate for source, candidate in found.items() if candidate}
-    on_test = all(map(_tested, (search, *baselines.values())))
+    on_test = on_test_split(results)
     n_confirmed = sum(c.source == "search" and c.val is not None for c in results.candidates)
     return _corrected([_compare(results, source, search, baseline, on_test)
                        for source, baseline in baselines.items()], 1 if on_test else n_confirmed)
@@ -150,6 +169,12 @@ def holm(ps: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, ps[i] * (len(ps) - n_before)))
         corrected[i] = largest
     return corrected
+
+
+def on_test_split(results: Results) -> bool:
+    """Return whether test scores are compared: all that was confirmed has them on every seed."""
+    found = [c for source in SOURCES if (c := results.candidate(source))]
+    return bool(found) and all(map(_tested, found))
 
 
 def _tested(candidate: Candidate) -> bool:
@@ -196,7 +221,8 @@ def verdict(results: Results) -> str:
     if not found:
         return f"{_scored(results)} No baseline was confirmed, so nothing says yet whether the " \
                f"search was worth it."
-    return " ".join(filter(None, (_headline(results, found), _cost(results), _missing(found))))
+    return " ".join(filter(None, (_headline(results, found), _cost(results),
+                                 _missing(results, found))))
 
 
 def _without_result(results: Results) -> str:
@@ -219,7 +245,9 @@ def _why(results: Results) -> str:
 
 def _unconfirmed(results: Results) -> str:
     confirm = results.phase("confirm")
-    said = f"The search's best trial (#{results.best('search').number}) "  # type: ignore[union-attr]
+    best = results.best("search")
+    assert best is not None
+    said = f"The search's best, trial {best.number}, "
     if any(c.source == "search" for c in results.candidates):
         states = ", ".join(f"{s}: {n}" for s, n in confirm.states().items())
         return said + f"has no COMPLETE confirmation on fresh seeds ({states}), so there is no " \
@@ -233,8 +261,16 @@ def _scored(results: Results) -> str:
     assert best is not None and best.val is not None
     scores, metric = ((best.test, results.test_metric) if best.test and _tested(best)
                       else (best.val, results.metric))
-    return (f"The search's best ({best.name}) has a {metric} of {number(scores.mean)} "
+    return (f"The search's best, {origin(best)}, has a {metric} of {number(scores.mean)} "
             f"({_seeds(scores.n)}).")
+
+
+def origin(candidate: Candidate) -> str:
+    """Return which trial a candidate's params are from: `trial 5 (rank 1)` of the search."""
+    if candidate.source_trial is None:
+        return LABELS[candidate.source]
+    rank = candidate.name.partition("#")[2]
+    return f"trial {candidate.source_trial}" + (f" (rank {rank})" if rank else "")
 
 
 def _headline(results: Results, found: list[Comparison]) -> str:
@@ -293,17 +329,30 @@ def _cost(results: Results) -> str:
     grid, search = results.phase("grid"), results.phase("search")
     if results.best("grid") is None:
         return ""
-    passed = epochs_to_pass(results, "grid")
-    if passed is None:
-        return (f"Its {count(search.n_epochs)} epochs never passed the grid's best validation "
-                f"score; the grid spent {count(grid.n_epochs)}.")
-    return (f"It passed the grid's best validation score after {count(passed)} of "
-            f"{count(search.n_epochs)} epochs; the grid spent {count(grid.n_epochs)}.")
+    after, passed = epochs_to_reach(results, "grid"), epochs_to_pass(results, "grid")
+    bar, spent = "the grid's best validation score", count(grid.n_epochs)
+    if after is None:
+        return f"Its {count(search.n_epochs)} epochs never reached {bar}; the grid spent {spent}."
+    if passed is not None:
+        return (f"It passed {bar} after {count(passed)} of {count(search.n_epochs)} epochs; the "
+                f"grid spent {spent}.")
+    best = results.best("grid")
+    top = best is not None and best.score == results.highest
+    return (f"It reached {bar} after {count(after)} of {count(search.n_epochs)} epochs"
+            f"{', and none is higher' if top else ' and did not pass it'}; the grid spent "
+            f"{spent}.")
 
 
-def _missing(found: list[Comparison]) -> str:
-    missing = [_NAMES[s] for s in SOURCES[1:] if s not in {c.source for c in found}]
-    return f"Not compared, for want of confirmed scores: {_listed(missing)}." if missing else ""
+def _missing(results: Results, found: list[Comparison]) -> str:
+    missing = [s for s in SOURCES[1:] if s not in {c.source for c in found}]
+    said = []
+    if "lr-range" in missing and results.no_pick:
+        missing.remove("lr-range")
+        said.append("The LR range test found no learning rate to pick.")
+    if missing:
+        said.append(f"Not compared, for want of confirmed scores: "
+                    f"{_listed([_NAMES[s] for s in missing])}.")
+    return " ".join(said)
 
 
 def _listed(parts: list[str], last: str = " and ") -> str:
@@ -321,6 +370,19 @@ def number(value: float) -> str:
     if value == 0 or 0.001 <= abs(value) < 1000:
         return f"{value:.4f}"
     return f"{value:.3g}"
+
+
+def score(mean: float, sd: float | None) -> str:
+    """Return a mean for reading, with its standard deviation where there is one."""
+    return number(mean) + ("" if sd is None else f" ± {number(sd)}")
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """Return text in lines of at most `width`, broken between words; as it is without a width."""
+    if width is None:
+        return text
+    return "\n".join(textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+                     for line in text.splitlines())
 
 
 def count(epochs: float) -> str:

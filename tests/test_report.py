@@ -87,13 +87,14 @@ def test_missing_baselines_are_named():
 def test_without_any_baseline_nothing_is_claimed():
     said = report.verdict(samples.results(candidates=[candidate("search#1", 0.98, 0.99)]))
     assert "No baseline was confirmed" in said and "0.9850 (2 seeds)" in said
+    assert "best, trial 3 (rank 1), has" in said and "#" not in said
     assert "better" not in said
 
 
 def test_an_unconfirmed_search_quotes_no_score():
     said = report.verdict(samples.results(candidates=[]))
     number = best(samples.results()).number
-    assert "not confirmed on fresh seeds" in said and f"#{number}" in said
+    assert said.startswith(f"The search's best, trial {number}, was not confirmed on fresh seeds")
     assert "0." not in said
 
 
@@ -154,7 +155,7 @@ def test_every_verdict_agrees_with_the_means_and_the_test(seed):
     found: dict[str, Any] = {c.source: c for c in compare(results)}
     ours = confirmed(results, "search")
     # What follows is about costs and about what is missing.
-    headline = re.split(r" It passed| Its \d+| Not compared", said)[0]
+    headline = re.split(r" It passed| It reached| Its \d+| Not compared", said)[0]
     n_choices = sum(c.source == "search" for c in results.candidates)
     assert (f"chosen among {n_choices} by" in headline) == (bool(found) and n_choices > 1)
     for source in BASELINES:
@@ -238,11 +239,11 @@ def test_the_terminal_table_shows_the_same_cells():
     title, *lines = capture.get().splitlines()
     assert title.rstrip() == "toy: mean ± sd over 3 fresh seeds" and len(lines) == 6
     assert [" ".join(line.split()) for line in lines] == [
-        "passed", "trial val_accuracy test_accuracy trials epochs grid after",
-        "search #3 0.9820 ± 0.0010 0.9790 ± 0.0010 20 132 32 epochs",
-        "grid #3 0.9670 ± 0.0010 0.9640 ± 0.0010 9 72",
-        "LR range #3 0.9610 ± 0.0010 0.9580 ± 0.0010 1 9",
-        "defaults #3 0.9500 ± 0.0010 0.9470 ± 0.0010 0 0"]
+        "epochs to", "trial val_accuracy test_accuracy trials epochs grid's best",
+        "search 3 0.9820 ± 0.0010 0.9790 ± 0.0010 20 132 32 (passed)",
+        "grid 3 0.9670 ± 0.0010 0.9640 ± 0.0010 9 72",
+        "LR range 3 0.9610 ± 0.0010 0.9580 ± 0.0010 1 9",
+        "defaults 3 0.9500 ± 0.0010 0.9470 ± 0.0010 0 0"]
 
 
 def test_the_terminal_table_fits_80_columns_whole_where_numbers_are_long():
@@ -275,10 +276,77 @@ def test_what_has_not_run_is_said_so_and_not_that_it_failed():
     assert text.count("not run") == 4 and "never" not in text
 
 
-def test_a_search_that_never_passed_the_grid_says_never():
-    low = [Trial(0, "COMPLETE", 0.1, curve=((0, 0.1),))]
-    phases = {**samples.results().phases, "search": Phase("search", "toy", tuple(low))}
-    assert "never" in report.plain_table(samples.results(phases=phases))
+def test_a_sweep_that_found_no_pick_has_run():
+    from dataclasses import replace
+
+    phases = {name: p for name, p in samples.results().phases.items() if name != "lr-range"}
+    found = [c for c in samples.results().candidates if c.name != "lr-range"]
+    flat = samples.results(phases=phases, candidates=found,
+                           sweep=replace(samples.sweep(), pick=None))
+    assert "LR range  no pick" in report.plain_table(flat)
+    assert "not run" not in report.plain_table(flat)
+    assert report.verdict(flat).endswith("The LR range test found no learning rate to pick.")
+    assert report.plain_table(replace(flat, sweep=None)).count("not run") == 1
+
+
+def raced(search: float, grid: float, **other: Any):
+    """Return a study whose search and grid have one trial of one epoch each."""
+    phases = {name: Phase(name, name, (Trial(0, "COMPLETE", value, curve=((0, value),)),))
+              for name, value in (("search", search), ("grid", grid))}
+    return samples.results(phases=phases, **other)
+
+
+@pytest.mark.parametrize(("search", "grid", "cell", "sentence"), [
+    (0.95, 0.94, "1 (passed)", "It passed the grid's best validation score after 1 of 1 epochs;"),
+    (0.94, 0.94, "1 (tied)", "It reached the grid's best validation score after 1 of 1 epochs "
+                             "and did not pass it;"),
+    (1.0, 1.0, "1 (tied)", "It reached the grid's best validation score after 1 of 1 epochs, and "
+                           "none is higher;"),
+    (0.93, 0.94, "never", "Its 1 epochs never reached the grid's best validation score;"),
+])
+def test_a_tie_with_the_grid_reads_neither_as_a_loss_nor_as_a_win(search, grid, cell, sentence):
+    study = raced(search, grid)
+    head, row, *_ = report.plain_table(study).splitlines()
+    assert head.endswith("epochs to grid's best") and row.endswith(f" {cell}")
+    assert f" {sentence} the grid spent 1." in report.verdict(study)
+
+
+def test_a_loss_of_one_is_not_called_the_best_there_can_be():
+    study = raced(1.0, 1.0, metric="val_loss", maximize=False)
+    assert "and did not pass it;" in report.verdict(study)
+
+
+# Words
+
+
+def test_a_verdict_breaks_between_words_at_a_terminal_s_width():
+    text = report.verdict(samples.results())
+    lines = report.wrapped(text, 60).splitlines()
+    assert max(map(len, lines)) <= 60 and len(lines) > 3
+    assert " ".join(lines) == text
+    assert report.wrapped(text, None) == text
+    assert report.wrapped("LR-range pick a" + "b" * 30, 9) == "LR-range\npick\na" + "b" * 30
+    assert report.wrapped("a b\nc", 3) == "a b\nc"
+
+
+def test_a_number_sign_means_nothing_in_a_report():
+    """Once `search#1` was rank 1 and `#5` trial 5."""
+    found = [candidate("search#1", 0.90, 0.92), candidate("search#2", 0.95, 0.97)]
+    text = report.markdown(samples.results(candidates=found, search=samples.failed(2)), {})
+    assert not re.search(r"#\d", text) and "`trial 1: error: ValueError: boom`" in text
+    assert "The search's row is of its trial 3 (rank 2): by their own one seed the trials were " \
+           "ranked, by their mean over fresh seeds one of 2 was chosen." in text
+
+
+def test_only_a_report_with_test_scores_speaks_of_the_test_split():
+    without = samples.results(candidates=[candidate("search#1", 0.98), candidate("grid", 0.97)])
+    assert "test split" in report.markdown(samples.results(), {})
+    assert "test split" not in report.markdown(without, {})
+
+
+def test_a_report_says_when_its_numbers_repeat():
+    text = report.markdown(samples.results(), {})
+    assert "one worker (`--workers 1`)" in text.split("## How to repeat it")[1]
 
 
 # Importance
@@ -358,7 +426,7 @@ def test_a_report_without_data_has_no_pictures_and_says_why(tmp_path):
 def test_reasons_are_counted_by_state_and_shown_as_they_were_written(tmp_path):
     odd = samples.failed(2, "error: ValueError: a | b in <module>\nsecond `line`")
     text = report.write(samples.results(search=odd, candidates=[]), tmp_path).read_text()
-    assert "| search | 2 | FAIL | `error` | `#1: error: ValueError: a \\| b in <module> " in text
+    assert "| search | 2 | FAIL | `error` | `trial 1: error: ValueError: a \\| b " in text
 
 
 def test_json_is_strict_whatever_the_values(tmp_path):

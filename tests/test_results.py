@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 
 import optuna
 import pytest
 import study_samples as samples
 
 from hpo.errors import NoResult
-from hpo.results import Phase, Trial, best_so_far, collect, epochs_to_pass, study_of
+from hpo.results import Phase, Trial, best_so_far, collect, study_of
+from hpo.verdict import epochs_to_pass, epochs_to_reach
 
 
 @pytest.fixture
@@ -146,6 +148,52 @@ def test_epochs_to_pass_are_none_where_the_search_never_passed_or_nothing_is_to_
     assert epochs_to_pass(samples.results(search=low), "grid") is None
     assert epochs_to_pass(samples.results(phases={}), "grid") is None
     assert epochs_to_pass(samples.results(), "grid") is not None
+
+
+def test_the_grid_s_best_is_reached_by_an_equal_score_and_passed_by_a_better_one():
+    bar = samples.results().best("grid").score  # type: ignore[union-attr]
+    low, equal, high = (Trial(i, "COMPLETE", value, curve=((0, value),))
+                        for i, value in enumerate((0.1, bar, bar + 0.001)))
+    tied, won = (samples.results(search=found) for found in ((low, equal), (low, equal, high)))
+    assert (epochs_to_reach(tied, "grid"), epochs_to_pass(tied, "grid")) == (2, None)
+    assert (epochs_to_reach(won, "grid"), epochs_to_pass(won, "grid")) == (2, 3)
+    assert epochs_to_reach(samples.results(search=[low]), "grid") is None
+    assert epochs_to_reach(samples.results(phases={}), "grid") is None
+
+
+def at(start_s: float, end_s: float, **attrs: object) -> Trial:
+    """Return a trial that ran from and to these seconds."""
+    reason = str(attrs.pop("reason", ""))
+    return Trial(0, "FAIL" if reason else "COMPLETE", 0.5, reason=reason, attrs=attrs,
+                 started_at=samples.START + timedelta(seconds=start_s),
+                 ended_at=samples.START + timedelta(seconds=end_s))
+
+
+@pytest.mark.parametrize(("trials", "seconds"), [
+    ([at(0, 10), at(10, 25)], 25), ([at(0, 10), at(5, 12), at(6, 8)], 12),
+    ([at(0, 10), at(3600, 3605)], 15), ([], None),
+    # Closed at the resume an hour later: it was lost, or measured by its own worker.
+    ([at(0, 10), at(10, 3600, reason="worker lost: its process is gone"), at(3600, 3605)], 15),
+    ([at(0, 3600, duration_s=4.5), at(3600, 3605)], 9.5),
+    ([at(0, 10), at(10, 14, reason="interrupted: the run was stopped")], 14),
+    ([at(0, 60, reason="worker lost: its process is gone")], None),
+])
+def test_the_time_of_a_phase_is_that_in_which_some_trial_ran(trials, seconds):
+    """Neither a pause before a resume nor two workers at once count twice."""
+    assert Phase("search", "s", tuple(trials)).duration_s == seconds
+
+
+def test_a_sweep_without_a_pick_is_told_from_one_that_did_not_run():
+    from dataclasses import replace
+
+    assert samples.results(sweep=replace(samples.sweep(), pick=None)).no_pick
+    assert not samples.results().no_pick and not samples.results(sweep=None).no_pick
+
+
+@pytest.mark.parametrize(("other", "highest"), [
+    ({}, 1.0), ({"metric": "val_loss", "maximize": False}, None), ({"metric": "val_f1"}, None)])
+def test_the_highest_score_is_known_for_an_accuracy(other, highest):
+    assert samples.results(**other).highest == highest
 
 
 def test_importing_reports_loads_neither_torch_nor_optuna_nor_matplotlib():
