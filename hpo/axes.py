@@ -10,15 +10,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
+    from hpo.results import Scores
+
 _GREY = "#777777"
 # A logarithmic axis is drawn where the largest value is this many times the smallest.
 _LOG_RATIO = 30.0
 # The least part of an axis's height that is left to what was measured where chance is on it too.
 _LEAST_HEIGHT = 0.5
+# A level this many times farther from the best than the next farthest is left off the axis and
+# pointed at: it would squeeze all that a reader wants to compare into one line.
+_FAR = 4.0
+# The axis of learning curves is this many times as high as the better half of the scores is.
+_BAND = 3.0
+# The part of the axis's height that is left for marks above the highest score there can be.
+_TOP_AIR = 0.04
 
 
-def limit(axes: Axes, values: Sequence[float]) -> None:
-    """Set the limits of the y axis to show these values with some air, in logarithms if wide."""
+def limit(panels: Sequence[Axes], values: Sequence[float], highest: float | None = None) -> None:
+    """Set the limits of a y axis to show these values with some air, in logarithms if wide.
+
+    No tick and no spine goes beyond `highest`, the score that none can pass; air for marks does.
+    """
+    axes = panels[0]
+    values = [v if highest is None else min(v, highest) for v in values]
     low, high = min(values), max(values)
     if wants_log(values):
         axes.set_yscale("log")
@@ -28,6 +42,13 @@ def limit(axes: Axes, values: Sequence[float]) -> None:
     else:
         air = (high - low) * 0.08 or abs(high) * 0.01 or 0.01
         axes.set_ylim(low - air, high + air)
+    low, high = axes.get_ylim()
+    if highest is not None and high > highest:
+        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= highest])
+        for panel in panels:
+            panel.spines["left"].set_bounds(low, highest)
+        high = min(high, highest + _TOP_AIR * (highest - low))
+    axes.set_ylim(low, high)
 
 
 def plain_log(axis: Axis) -> None:
@@ -56,6 +77,33 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     for i, y in zip(order, placed, strict=True):
         moved[i] = y
     return moved
+
+
+def best_half(
+    scores: Sequence[float], values: Sequence[float], maximize: bool
+) -> list[float]:
+    """Return the values of learning curves to show: those near the better half of the scores.
+
+    The first epochs and bad trials would squeeze what tells the good ones apart.
+    """
+    sign = 1.0 if maximize else -1.0
+    as_drawn = math.log if wants_log([*scores, *values]) else float
+    levels = sorted((sign * as_drawn(score) for score in scores), reverse=True)
+    # Where the better half is all the same, the next level that differs stands for it.
+    differing = [level for level in levels[(len(levels) - 1) // 2:] if level < levels[0]]
+    if not differing:
+        return _usual(sorted(values))
+    edge = levels[0] - _BAND * (levels[0] - differing[0])
+    return [v for v in values if sign * as_drawn(v) >= edge]
+
+
+def _usual(ordered: list[float]) -> list[float]:
+    """Leave out the wildest twentieth at each end: one loss of 1e6 would hide all others."""
+    cut = len(ordered) // 20
+    # A best value is the point of the picture, and lies at one of the ends.
+    middle = ordered[cut:len(ordered) - cut]
+    spread = middle[-1] - middle[0]
+    return [v for v in ordered if middle[0] - spread / 2 <= v <= middle[-1] + spread / 2]
 
 
 def wants_log(values: Sequence[float]) -> bool:
@@ -91,3 +139,30 @@ def draw_chance(axes: Axes, chance: float | None, *, label: bool = True) -> None
     axes.annotate(f"chance {chance:.3g}{arrow}", (0.985, y), xycoords=("axes fraction", "data"),
                   xytext=(0, 2 if side == "bottom" else -2), textcoords="offset points",
                   ha="right", va=side, color=_GREY, fontsize=8)
+
+
+def error_bar(scores: Scores) -> tuple[float, float]:
+    """Return both ends of the mean's error bar; where no score is below 0, neither is its end."""
+    low, high = scores.mean - (scores.sd or 0.0), scores.mean + (scores.sd or 0.0)
+    least = min(scores.by_seed.values())
+    # An end below zero would take the logarithms from losses that need them.
+    return (least if low <= 0 < least else low), high
+
+
+def without_far(levels: dict[str, list[float]]) -> list[str]:
+    """Return the sources but the one that lies far from all others, if there is such a one."""
+    first = next(iter(levels.values()))[0]
+    far = {source: max(abs(v - first) for v in values) for source, values in levels.items()}
+    order = sorted(far, key=lambda source: far[source])
+    if len(order) >= 3 and far[order[-1]] > _FAR * far[order[-2]] > 0:
+        return order[:-1]
+    return order
+
+
+def loss_limits(losses: Sequence[float]) -> tuple[float, float]:
+    """Cut off the explosion at the end: a little above where the sweep began is enough."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    low, start = min(finite), finite[0]
+    top = min(max(finite), max(start, sorted(finite)[len(finite) // 2]) * 1.5)
+    air = (top - low) * 0.08 or 0.1
+    return low - air, top + air

@@ -6,7 +6,6 @@ Ito's, which colour-blind readers can tell apart; names stand at their lines, no
 
 from __future__ import annotations
 
-import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.axes import draw_chance, finite, limit, plain_log, spread, wants_log, with_chance
+from hpo.axes import (
+    best_half,
+    draw_chance,
+    error_bar,
+    finite,
+    limit,
+    loss_limits,
+    plain_log,
+    spread,
+    wants_log,
+    with_chance,
+    without_far,
+)
 from hpo.results import SOURCES, Results, Scores, Sweep, Trial, best_so_far
-from hpo.verdict import number
+from hpo.verdict import number, on_test_split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,9 +48,6 @@ _STYLE: Any = {
     "axes.titlelocation": "left", "axes.titleweight": "bold", "figure.dpi": 100,
     "font.family": "DejaVu Sans", "lines.solid_capstyle": "round",
 }
-# A level this many times farther from the best than the next farthest is left off the axis and
-# pointed at: it would squeeze all that a reader wants to compare into one line.
-_FAR = 4.0
 
 
 @contextmanager
@@ -75,56 +83,51 @@ def draw_all(results: Results, folder: Path, importance: dict[str, float] | None
 
 
 def progress(results: Results, path: Path, importance: Any = None) -> bool:
-    """Draw each phase's best value over its epochs spent, and beside it what was confirmed."""
+    """Draw each phase's best value over its epochs spent, and beside it what was confirmed.
+
+    What was confirmed is shown as the verdict compares it: on the test split where there is one.
+    """
     steps = {phase: best_so_far(results, phase) for phase in SOURCES[:3]}
     steps = {phase: found for phase, found in steps.items() if found}
-    confirmed = {source: candidate.val for source in SOURCES
-                 if (candidate := results.candidate(source)) and candidate.val}
+    tested = on_test_split(results)
+    confirmed = {source: scores for source in SOURCES
+                 if (candidate := results.candidate(source))
+                 and (scores := candidate.test if tested else candidate.val)}
     if not steps and not confirmed:
         return False
     with _figure(path, 4.2) as figure:
         widths = [1.9, 1.0] if confirmed and steps else [1.0]
         panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths,
                                  squeeze=False)[0]
-        limit(panels[0], with_chance(_compared(steps, confirmed), results.chance))
+        defaults = results.candidate("default")
+        shown = _compared(steps, confirmed, defaults and defaults.val)
+        limit(panels, with_chance(shown, results.chance), results.highest)
         if steps:
-            _draw_steps(panels[0], results, steps, confirmed.get("default"))
+            _draw_steps(panels[0], results, steps, defaults and defaults.val)
         if confirmed:
-            _draw_confirmed(panels[-1], confirmed)
+            _draw_confirmed(panels[-1], confirmed, results.highest)
+            panels[-1].set_title(f"Fresh seeds, {'test split' if tested else 'validation'}",
+                                 fontsize=10)
         for panel in panels:
             draw_chance(panel, results.chance, label=panel is panels[0])
         panels[0].set_ylabel(results.metric)
     return True
 
 
-def _compared(steps: dict[str, Any], confirmed: dict[str, Scores]) -> list[float]:
+def _compared(
+    steps: dict[str, Any], confirmed: dict[str, Scores], defaults: Scores | None
+) -> list[float]:
     """Return what the y axis must show: levels, seeds with error bars, later improvements."""
     levels = {phase: [found[-1][1]] for phase, found in steps.items()}
     for source, scores in confirmed.items():
         levels.setdefault(source, []).append(scores.mean)
-    near = _without_far(levels)
+    if defaults and steps:
+        levels.setdefault("default", []).append(defaults.mean)
+    near = without_far(levels)
     seeds = [v for s, scores in confirmed.items() if s in near
-             for v in (*scores.by_seed.values(), *_bar(scores))]
+             for v in (*scores.by_seed.values(), *error_bar(scores))]
     late = [v for p, found in steps.items() if p in near for _, v in found[len(found) // 2:]]
     return [v for source in near for v in levels[source]] + seeds + late
-
-
-def _bar(scores: Scores) -> tuple[float, float]:
-    """Return both ends of the mean's error bar; where no score is below 0, neither is its end."""
-    low, high = scores.mean - (scores.sd or 0.0), scores.mean + (scores.sd or 0.0)
-    least = min(scores.by_seed.values())
-    # An end below zero would take the logarithms from losses that need them.
-    return (least if low <= 0 < least else low), high
-
-
-def _without_far(levels: dict[str, list[float]]) -> list[str]:
-    """Return the sources but the one that lies far from all others, if there is such a one."""
-    first = next(iter(levels.values()))[0]
-    far = {source: max(abs(v - first) for v in values) for source, values in levels.items()}
-    order = sorted(far, key=lambda source: far[source])
-    if len(order) >= 3 and far[order[-1]] > _FAR * far[order[-2]] > 0:
-        return order[:-1]
-    return order
 
 
 def _draw_steps(
@@ -133,7 +136,7 @@ def _draw_steps(
     end = max(results.phase(phase).n_epochs for phase in steps)
     if wants_log([found[0][0] for found in steps.values()] + [end]):
         axes.set_xscale("log")
-    labels = [(NAMES[p], found[-1][1], COLOURS[p]) for p, found in steps.items()]
+    labels = tied([(NAMES[p], found[-1][1], COLOURS[p]) for p, found in steps.items()])
     for phase, found in steps.items():
         colour, spent = COLOURS[phase], results.phase(phase).n_epochs
         _dots(axes, results, phase)
@@ -148,7 +151,8 @@ def _draw_steps(
         plain_log(axes.xaxis)
     else:
         axes.set_xlim(0, end * 1.03)
-    axes.set_title("Best so far, one seed each", fontsize=10)
+    apart = f"; defaults: mean of {defaults.n}" if defaults and defaults.n > 1 else ""
+    axes.set_title(f"Best so far, one seed each{apart}", fontsize=10)
     axes.set_xlabel("epochs spent, pruned and failed trials included")
     _label_levels(axes, labels)
 
@@ -163,6 +167,15 @@ def _dots(axes: Axes, results: Results, phase: str) -> None:
     axes.plot(xs, ys, "o", ms=3, color=COLOURS[phase], alpha=0.25, mew=0)
 
 
+def tied(labels: Sequence[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
+    """Return (name, value, colour) with equal values under one name, `search = grid`."""
+    merged: dict[float, tuple[str, str]] = {}
+    for name, value, colour in labels:
+        merged[value] = (f"{merged[value][0]} = {name}", _INK) if value in merged \
+            else (name, colour)
+    return [(name, value, colour) for value, (name, colour) in merged.items()]
+
+
 def _label_levels(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
     """Write each name and value at the right edge, moved apart; an arrow where it lies outside."""
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -175,13 +188,16 @@ def _label_levels(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
                   transform=axes.transAxes, va="center", fontsize=9, linespacing=1.05)
 
 
-def _draw_confirmed(axes: Axes, confirmed: dict[str, Scores]) -> None:
+def _draw_confirmed(axes: Axes, confirmed: dict[str, Scores], highest: float | None) -> None:
     for x, (source, scores) in enumerate(confirmed.items()):
         colour = COLOURS[source]
         beside = [x - 0.22] * scores.n
         axes.plot(beside, list(scores.by_seed.values()), "o", ms=4, color=colour, alpha=0.4, mew=0)
-        axes.errorbar(x, scores.mean, yerr=scores.sd, color=colour, marker="D", ms=5, capsize=4,
-                      lw=1.6)
+        up = down = scores.sd
+        if up is not None and highest is not None:
+            up = min(up, highest - scores.mean)
+        axes.errorbar(x, scores.mean, yerr=None if up is None else [[down], [up]], color=colour,
+                      marker="D", ms=5, capsize=4, lw=1.6)
         low, high = axes.get_ylim()
         if not low <= scores.mean <= high:
             down = scores.mean < low
@@ -194,7 +210,8 @@ def _draw_confirmed(axes: Axes, confirmed: dict[str, Scores]) -> None:
     axes.set_xlim(-0.6, len(confirmed) - 0.4)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="x", visible=False)
-    axes.set_title("Fresh seeds: mean ± sd", fontsize=10)
+    n_seeds = {scores.n for scores in confirmed.values()}
+    axes.set_xlabel("mean ± sd" + (f" of {n_seeds.pop()} seeds" if len(n_seeds) == 1 else ""))
 
 
 # Learning curves
@@ -212,14 +229,16 @@ def curves(results: Results, path: Path, importance: Any = None) -> bool:
         axes = figure.subplots()
         for trial in sorted(trials, key=lambda t: t.state == "COMPLETE"):
             _draw_curve(axes, trial, COLOURS[phase], len(trials))
-        values = sorted(v for t in trials for _, v in finite(t.curve))
-        limit(axes, with_chance(_usual(values), results.chance))
+        values = [v for t in trials for _, v in finite(t.curve)]
+        scores = [t.score for t in trials if t.score is not None]
+        shown = best_half(scores, values, results.maximize)
+        limit([axes], with_chance(shown, results.chance), results.highest)
         draw_chance(axes, results.chance)
         best = results.best(phase)
         if best and finite(best.curve):
-            _draw_best(axes, best, COLOURS[phase])
+            _draw_best(axes, best, COLOURS[phase], results.maximize)
         axes.set_ylabel(results.metric)
-        axes.set_xlabel("epoch")
+        axes.set_xlabel("epoch" + _left_out(trials, axes.get_ylim()))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(f"Learning curves of the {phase}'s trials")
         _explain(axes, results, phase)
@@ -228,15 +247,6 @@ def curves(results: Results, path: Path, importance: Any = None) -> bool:
 
 def _with_curves(results: Results, phase: str) -> list[Trial]:
     return [t for t in results.phase(phase).trials if finite(t.curve)]
-
-
-def _usual(ordered: list[float]) -> list[float]:
-    """Leave out the wildest twentieth at each end: one loss of 1e6 would hide all others."""
-    cut = len(ordered) // 20
-    # A best value is the point of the picture, and lies at one of the ends.
-    middle = ordered[cut:len(ordered) - cut]
-    spread = middle[-1] - middle[0]
-    return [v for v in ordered if middle[0] - spread / 2 <= v <= middle[-1] + spread / 2]
 
 
 def _draw_curve(axes: Axes, trial: Trial, colour: str, n: int) -> None:
@@ -252,10 +262,32 @@ def _draw_curve(axes: Axes, trial: Trial, colour: str, n: int) -> None:
         axes.plot(xs[-1], ys[-1], "v", color=_INK, ms=5, mew=0)
 
 
-def _draw_best(axes: Axes, best: Trial, colour: str) -> None:
+def _left_out(trials: Sequence[Trial], limits: tuple[float, float]) -> str:
+    """Say how many trials lie outside of the axis, in whole or in part."""
+    low, high = limits
+    inside = [[low <= v <= high for _, v in finite(t.curve)] for t in trials]
+    whole = sum(not any(one) for one in inside)
+    part = sum(any(one) and not all(one) for one in inside)
+    said = [f"{n} {'trial' if n == 1 else 'trials'} {how}"
+            for n, how in ((whole, "wholly"), (part, "in part")) if n]
+    if not said:
+        return ""
+    below = any(v < low for t in trials for _, v in finite(t.curve))
+    above = any(v > high for t in trials for _, v in finite(t.curve))
+    where = [f"{side} {edge:.3g}" for side, edge, cut in (
+        ("below", low, below), ("above", high, above)) if cut]
+    return f"  ({' and '.join(where)}, not shown: {', '.join(said)})"
+
+
+def _draw_best(axes: Axes, best: Trial, colour: str, maximize: bool) -> None:
+    """Draw the best trial's curve with a mark at its best epoch, which is its value."""
     xs, ys = zip(*finite(best.curve), strict=True)
-    axes.plot(xs, ys, color=colour, lw=2.6, marker="o" if len(xs) == 1 else None)
-    axes.annotate(f"#{best.number} best", (xs[-1], ys[-1]), xytext=(6, 0), color=colour,
+    axes.plot(xs, ys, color=colour, lw=2.6)
+    top = ys.index(max(ys) if maximize else min(ys))
+    axes.plot(xs[top], ys[top], "o", color=colour, ms=9, mec="white", mew=1.5, zorder=5)
+    low, high = axes.get_ylim()
+    axes.annotate(f"best: trial {best.number}\n{number(ys[top])}\nat epoch {xs[top]} (●)",
+                  (xs[-1], min(max(ys[-1], low), high)), xytext=(8, 0), color=colour,
                   textcoords="offset points", va="center", fontweight="bold", fontsize=9,
                   annotation_clip=False)
 
@@ -290,46 +322,34 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
         axes.plot(sweep.rates[:len(sweep.losses)], sweep.losses, color=_FAINT, lw=0.9, alpha=0.8)
         smooth = sweep.smoothed or sweep.losses
         axes.plot(sweep.rates[:len(smooth)], smooth, color=COLOURS["search"], lw=2.2)
-        low, top = _loss_limits(smooth)
+        low, top = loss_limits(smooth)
         axes.set_ylim(low, top)
         shown = [r for r, loss in zip(sweep.rates, smooth, strict=False) if loss <= top]
         axes.set_xlim(sweep.rates[0], max(shown) * 1.6)
         axes.set_ylabel("training loss")
         axes.set_xlabel("learning rate")
-        if sweep.pick is not None:
-            _draw_pick(axes, sweep)
-            axes.set_title("LR range test")
-        else:
-            axes.set_title("LR range test: no pick")
-            axes.text(0.02, 0.95, "\n".join(textwrap.wrap(sweep.reason, 90)), va="top",
-                      transform=axes.transAxes, fontweight="bold", fontsize=9)
-        axes.text(1.0, 1.02, "grey: each step  ·  blue: smoothed", transform=axes.transAxes,
-                  ha="right", va="bottom", fontsize=9, color="#555555")
-
-
-def _loss_limits(losses: Sequence[float]) -> tuple[float, float]:
-    """Cut off the explosion at the end: a little above where the sweep began is enough."""
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    low, start = min(finite), finite[0]
-    top = min(max(finite), max(start, sorted(finite)[len(finite) // 2]) * 1.5)
-    air = (top - low) * 0.08 or 0.1
-    return low - air, top + air
+        _draw_pick(axes, sweep)
 
 
 def _draw_pick(axes: Axes, sweep: Sweep) -> None:
-    assert sweep.pick is not None
-    colour = COLOURS["lr-range"]
-    if sweep.low is not None and sweep.high is not None:
-        axes.axvspan(sweep.low, sweep.high, color=colour, alpha=0.13, lw=0)
-    axes.axvline(sweep.pick, color=colour, lw=1.8)
-    said = f"pick {sweep.pick:.2g}"
-    if sweep.low is not None and sweep.high is not None:
-        said += f"\n{sweep.low:.2g} to {sweep.high:.2g}"
-    low, high = axes.get_xlim()
-    right = math.log(sweep.pick / low) < 0.7 * math.log(high / low)
-    axes.annotate(said, (sweep.pick, 0.97), xycoords=("data", "axes fraction"), color=colour,
-                  xytext=(6 if right else -6, 0), textcoords="offset points", va="top",
-                  ha="left" if right else "right", fontweight="bold")
+    """Mark the pick and its interval, and name them, or why there is none, above the curves."""
+    colour, said = COLOURS["lr-range"], sweep.reason or "no reason was stored"
+    if sweep.pick is not None:
+        axes.axvline(sweep.pick, color=colour, lw=1.8)
+        said = f"pick {sweep.pick:.2g} (line)"
+        if sweep.low is not None and sweep.high is not None:
+            axes.axvspan(sweep.low, sweep.high, color=colour, alpha=0.13, lw=0)
+            said += f", sensible between {sweep.low:.2g} and {sweep.high:.2g} (band)"
+    lines = textwrap.wrap(said, 100)
+    above = 6 + 12 * len(lines)
+    axes.set_title("LR range test" if sweep.pick is not None else "LR range test: no pick",
+                   pad=above)
+    place: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom",
+                  "fontsize": 9}
+    axes.annotate("\n".join(lines), (0, 1), xytext=(0, 4), fontweight="bold",
+                  color=_INK if sweep.pick is None else colour, **place)
+    axes.annotate("grey: each step  ·  blue: smoothed", (1, 1), xytext=(0, above), ha="right",
+                  color="#555555", **place)
 
 
 # Importances

@@ -281,7 +281,7 @@ def _costs(results: Results) -> list[str]:
              count(p.n_epochs), _duration(p.duration_s)] for p in begun]
     rows.append(["all", str(sum(p.n_trials for p in begun)), "",
                  count(sum(p.n_epochs for p in begun)), ""])
-    return ["## What it cost", _table(["phase", "trials", "planned", "epochs", "time running"], rows)]
+    return ["## What it cost", _table(["phase", "trials", "planned", "epochs", "ran for"], rows)]
 
 
 def _duration(seconds: float | None) -> str:

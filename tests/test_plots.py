@@ -7,7 +7,15 @@ import study_samples as samples
 from PIL import Image
 
 from hpo import plots
-from hpo.axes import draw_chance, limit, spread, with_chance
+from hpo.axes import (
+    best_half,
+    draw_chance,
+    error_bar,
+    limit,
+    spread,
+    with_chance,
+    without_far,
+)
 from hpo.results import Phase, Sweep, Trial
 
 SHARES = {"lr": 0.7, "weight_decay": 0.2, "dropout": 0.1, "hidden": 0.0}
@@ -117,7 +125,7 @@ def test_chance_is_a_line_or_an_arrow_where_it_lies_outside(level, said):
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
-    limit(axes, [0.2, 0.6])
+    limit([axes], [0.2, 0.6])
     draw_chance(axes, level)
     assert [text.get_text() for text in axes.texts] == [said]
     assert len(axes.lines) == (level == 0.3)
@@ -131,12 +139,122 @@ def test_a_study_of_known_classes_is_drawn_with_chance(tmp_path):
 
 
 def test_the_end_of_an_error_bar_takes_no_logarithms_from_losses():
-    low, high = plots._bar(samples.scores(0.01, 0.01, 1.0))
+    low, high = error_bar(samples.scores(0.01, 0.01, 1.0))
     assert low == 0.01 and high == pytest.approx(0.34 + 0.5715767)
-    assert plots._bar(samples.scores(0.4, 0.6)) == pytest.approx((0.358579, 0.641421))
+    assert error_bar(samples.scores(0.4, 0.6)) == pytest.approx((0.358579, 0.641421))
 
 
 def test_one_level_far_from_all_others_does_not_squeeze_them():
     levels = {"search": [0.98], "grid": [0.97], "lr-range": [0.2]}
-    assert plots._without_far(levels) == ["search", "grid"]
-    assert len(plots._without_far({"search": [0.98], "grid": [0.2]})) == 2
+    assert without_far(levels) == ["search", "grid"]
+    assert len(without_far({"search": [0.98], "grid": [0.2]})) == 2
+
+
+def pictured(draw, results, monkeypatch, tmp_path):
+    """Return the axes of a picture and all the texts in it."""
+    from matplotlib.figure import Figure
+
+    seen = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (seen.append(self),
+                                                                    path.touch()))
+    assert draw(results, tmp_path / "picture.png")
+    texts = [text.get_text() for axes in seen[0].axes for text in axes.texts]
+    return seen[0].axes, texts
+
+
+def raced(search, grid, **other):
+    """Return a study whose search and grid have one trial each, of these scores."""
+    phases = {name: Phase(name, name, (Trial(0, "COMPLETE", value, curve=((0, value),)),))
+              for name, value in (("search", search), ("grid", grid))}
+    return samples.results(phases=phases, **other)
+
+
+def test_equal_scores_stand_under_one_label_and_different_ones_under_two(monkeypatch, tmp_path):
+    axes, texts = pictured(plots.progress, raced(0.9965, 0.9965), monkeypatch, tmp_path)
+    assert "search = grid\n0.9965" in texts
+    axes, texts = pictured(plots.progress, raced(0.9965, 0.9937), monkeypatch, tmp_path)
+    assert "search\n0.9965" in texts and "grid\n0.9937" in texts
+
+
+def test_beside_the_search_stands_what_the_verdict_compares(monkeypatch, tmp_path):
+    axes, _ = pictured(plots.progress, samples.results(), monkeypatch, tmp_path)
+    left, right = axes
+    assert right.get_title(loc="left") == "Fresh seeds, test split"
+    assert right.get_xlabel() == "mean ± sd of 3 seeds"
+    assert left.get_title(loc="left") == "Best so far, one seed each; defaults: mean of 3"
+    dots = {round(y, 6) for line in right.lines for y in line.get_ydata()}
+    assert {0.978, 0.980, 0.979} <= dots and 0.981 not in dots
+    found = [samples.candidate("search#1", 0.98, 0.97), samples.candidate("grid", 0.9, 0.91)]
+    (left, right), _ = pictured(plots.progress, samples.results(candidates=found), monkeypatch,
+                                tmp_path)
+    assert right.get_title(loc="left") == "Fresh seeds, validation"
+    assert left.get_title(loc="left") == "Best so far, one seed each"
+
+
+def test_an_axis_of_accuracies_ends_at_one(monkeypatch, tmp_path):
+    found = [samples.candidate("search#1", 1.0, 0.98), samples.candidate("grid", 0.99, 0.97)]
+    axes, _ = pictured(plots.progress, raced(1.0, 1.0, candidates=found), monkeypatch, tmp_path)
+    for panel in axes:
+        assert max(panel.get_yticks()) <= 1.0 and panel.spines["left"].get_bounds()[1] == 1.0
+        bars = [path.vertices for bar in panel.collections for path in bar.get_paths()]
+        assert all(y <= 1.0 + 1e-12 for bar in bars for _, y in bar)
+
+
+def test_a_loss_above_one_is_not_cut():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    limit([axes], [0.5, 1.5], None)
+    assert axes.get_ylim()[1] > 1.5
+
+
+@pytest.mark.parametrize(("scores", "maximize", "lowest", "highest"), [
+    ([0.95, 0.94, 0.5], True, 0.92, 0.95), ([0.05, 0.06, 0.5], False, 0.05, 0.08),
+    ([0.95, 0.95, 0.95, 0.85], True, 0.65, 0.95), ([0.9], True, 0.0, 1.0), ([], True, 0.0, 1.0),
+])
+def test_learning_curves_show_thrice_the_height_of_the_better_half(
+        scores, maximize, lowest, highest):
+    """By hand: 0.95 - 3 x 0.01; where the better half ties, the next level counts."""
+    values = [i / 1000 for i in range(1001)]
+    # No trial's curve is better than the best score.
+    near = [v for v in values if (v <= highest if maximize else v >= lowest)]
+    shown = best_half(scores, near, maximize)
+    assert min(shown) == pytest.approx(lowest, abs=0.002)
+    assert max(shown) == pytest.approx(highest, abs=0.002)
+
+
+def test_losses_over_powers_of_ten_are_cut_by_their_logarithms():
+    values = [10.0 ** (i / 10) for i in range(-30, 41)]
+    shown = best_half([0.001, 0.01, 10.0], values, maximize=False)
+    assert max(shown) == pytest.approx(1.0) and min(shown) == 0.001
+
+
+def test_what_lies_outside_of_the_learning_curves_axis_is_counted(monkeypatch, tmp_path):
+    good = [Trial(i, "COMPLETE", 0.95 - i / 100, curve=((0, 0.2), (1, 0.95 - i / 100)))
+            for i in range(3)]
+    bad = Trial(3, "PRUNED", 0.3, curve=((0, 0.3),))
+    axes, _ = pictured(plots.curves, search_of(*good, bad), monkeypatch, tmp_path)
+    assert axes[0].get_xlabel() == ("epoch  (below 0.928, not shown: 1 trial wholly, 3 trials in "
+                                    "part)")
+    axes, _ = pictured(plots.curves, search_of(good[0]), monkeypatch, tmp_path)
+    assert axes[0].get_xlabel() == "epoch"
+
+
+def test_the_best_trial_is_marked_at_its_best_epoch(monkeypatch, tmp_path):
+    best = Trial(5, "COMPLETE", 0.96, curve=((0, 0.9), (1, 0.96), (2, 0.94)))
+    axes, texts = pictured(plots.curves, search_of(best), monkeypatch, tmp_path)
+    assert "best: trial 5\n0.9600\nat epoch 1 (●)" in texts
+    (mark,) = [line for line in axes[0].lines if line.get_marker() == "o"]
+    assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([1], [0.96])
+
+
+@pytest.mark.parametrize("pick", [1.6e-3, None])
+def test_no_text_lies_over_the_curves_of_a_sweep(pick, monkeypatch, tmp_path):
+    from dataclasses import replace
+
+    sweep = replace(samples.sweep(), pick=pick, reason="the loss never fell, " * 10)
+    axes, texts = pictured(plots.lr_range, samples.results(sweep=sweep), monkeypatch, tmp_path)
+    top = axes[0].get_window_extent().y1
+    assert all(text.get_window_extent().y0 >= top for text in axes[0].texts)
+    assert texts[0].startswith("the loss never fell" if pick is None else
+                               "pick 0.0016 (line), sensible between 0.0004 and 0.008 (band)")

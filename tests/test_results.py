@@ -151,7 +151,9 @@ def test_epochs_to_pass_are_none_where_the_search_never_passed_or_nothing_is_to_
 
 
 def test_the_grid_s_best_is_reached_by_an_equal_score_and_passed_by_a_better_one():
-    bar = samples.results().best("grid").score  # type: ignore[union-attr]
+    best = samples.results().best("grid")
+    assert best and best.score is not None
+    bar = best.score
     low, equal, high = (Trial(i, "COMPLETE", value, curve=((0, value),))
                         for i, value in enumerate((0.1, bar, bar + 0.001)))
     tied, won = (samples.results(search=found) for found in ((low, equal), (low, equal, high)))
