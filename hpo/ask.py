@@ -74,7 +74,8 @@ def status(study: str, home: Path, storage: str | None, console: Console, *, as_
     _say(console, f"study {study}: {'maximize' if found.maximize else 'minimize'} {found.metric}")
     for name, phase in found.phases.items():
         to_come = tickets[name].get("waiting", 0) + tickets[name].get("running", 0)
-        states = ", ".join(f"{n} {state}" for state, n in phase.states().items()) or "no trial"
+        states = ", ".join(f"{n} {state}" for state, n in phase.states().items()) \
+            or ("no pick" if name == "lr-range" and found.no_pick else "no trial")
         _say(console, f"  {name:<9} {states}" + (f", {to_come} to come" if to_come else ""))
         for reason, n in _reasons(found, name).items():
             _say(console, f"            {n} x {reason}")
@@ -240,7 +241,7 @@ def _registry_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     from hpo.report import score
     from hpo.verdict import count
 
-    origin = f"search#{row['rank']}" if row["phase"] == "search" else row["phase"]
+    origin = f"search rank {row['rank']}" if row["phase"] == "search" else row["phase"]
     gone = "" if row["state"] == "current" else f" ({row['state']})"
     val, test = ("not read" if row[f"{split}_mean"] is None
                  else score(row[f"{split}_mean"], row[f"{split}_sd"]) for split in ("val", "test"))
@@ -268,7 +269,7 @@ def _registry_table(rows: Sequence[tuple[str, ...]], width: int | None) -> str:
 def registry_show(
     row_id: str, home: Path, storage: str | None, console: Console, *, as_json: bool
 ) -> int:
-    """Print all of one registered result.
+    """Print all of one registered result: what it is and scored first, its making after.
 
     Raises:
         InputError: where no row, or more than one, starts with these characters.
@@ -282,12 +283,57 @@ def registry_show(
     if as_json:
         _print_json(found[0])
         return 0
-    for name, value in found[0].items():
-        _say(console, f"{name + ':':<18} {_shown(value)}")
+    for name, value in _registry_lines(found[0]):
+        _say(console, f"{name + ':' if name else '':<18} {value}")
     return 0
 
 
+# Said by the first lines of a shown row; all else follows them as it was stored.
+_SAID = ("id", "study", "phase", "rank", "trial", "state", "metric", "val_mean", "val_sd",
+         "test_mean", "test_sd", "scores", "seeds", "params")
+
+
+def _registry_lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from hpo.verdict import score
+
+    trial = "" if row["trial"] is None else f" (trial {row['trial']})"
+    yield "id", row["id"]
+    yield "study", row["study"] + ("" if row["state"] == "current" else f" ({row['state']})")
+    yield "phase", row["phase"]
+    yield "rank", f"{row['rank']}{trial}"
+    for split, name in (("val", row["metric"]), ("test", _on_test(row["metric"]))):
+        mean = row[f"{split}_mean"]
+        yield name, "not read" if mean is None else score(mean, row[f"{split}_sd"])
+    for run in row["scores"] or ():
+        yield f"seed {run['seed']}", _seed_line(run, row["metric"])
+    yield "params", _shown(row["params"])
+    for name, value in row.items():
+        if name not in _SAID:
+            yield name, _shown(value)
+
+
+def _seed_line(run: Mapping[str, Any], metric: str) -> str:
+    """Return one seed's scores and where they are from."""
+    from hpo.verdict import number
+
+    test = (run.get("test_metrics") or {}).get(_on_test(metric))
+    epoch = run.get("best_epoch")
+    said = [f"{name} {number(value)}" for name, value in ((metric, run.get("val")),
+                                                         (_on_test(metric), test))
+            if value is not None]
+    said += [] if epoch is None else [f"best epoch {epoch}"]
+    return ", ".join([*said, f"trial {run['trial']} of confirm"])
+
+
+def _on_test(metric: str) -> str:
+    from hpo.results import on_test
+
+    return on_test(metric)
+
+
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        return ", ".join(f"{name} {item}" for name, item in value.items())
     if isinstance(value, (list, Mapping)):
         return json.dumps(value, default=str, ensure_ascii=False)
     return "-" if value is None else str(value)

@@ -296,9 +296,9 @@ def _say_result(course: phases.Course, seconds: float) -> None:
         console.print(report.summary_table(found))
     else:
         course.show.say(report.plain_table(found))
-    course.show.say(report.verdict(found))
-    for text in course.notes:
-        course.show.say(text)
+    width = console.width if console.is_terminal else None
+    for text in (report.verdict(found), *course.notes):
+        course.show.say(report.wrapped(text, width))
     course.show.say(f"done in {duration(seconds)}; {_written(course, found)}; "
                     f"hpo dashboard shows every trial")
 

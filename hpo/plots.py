@@ -193,10 +193,9 @@ def _draw_confirmed(axes: Axes, confirmed: dict[str, Scores], highest: float | N
         colour = COLOURS[source]
         beside = [x - 0.22] * scores.n
         axes.plot(beside, list(scores.by_seed.values()), "o", ms=4, color=colour, alpha=0.4, mew=0)
-        up = down = scores.sd
-        if up is not None and highest is not None:
-            up = min(up, highest - scores.mean)
-        axes.errorbar(x, scores.mean, yerr=None if up is None else [[down], [up]], color=colour,
+        sd = scores.sd or 0.0
+        above = sd if highest is None else min(sd, highest - scores.mean)
+        axes.errorbar(x, scores.mean, yerr=((sd,), (above,)) if sd else None, color=colour,
                       marker="D", ms=5, capsize=4, lw=1.6)
         low, high = axes.get_ylim()
         if not low <= scores.mean <= high:

@@ -1,4 +1,4 @@
-"""The registry's list can be read on a narrow terminal and searched in a pipe."""
+"""The registry can be read on a narrow terminal and searched in a pipe."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_a_pipe_gets_one_whole_line_a_row(
     assert head.split() == ["id", "study", "from", "validation", "test", "epochs", "metric",
                             "made"]
     assert len(rows) == 4
-    [search] = [row for row in rows if "search#1" in row]
-    assert search.split()[1:9] == ["toy-with-a-name", "search#1", "0.9820", "±", "0.0010",
-                                   "not", "read", "0"]
-    assert search.split()[9] == "val_accuracy"
+    [search] = [row for row in rows if "search rank 1" in row]
+    assert search.split()[1:11] == ["toy-with-a-name", "search", "rank", "1", "0.9820", "±",
+                                    "0.0010", "not", "read", "0"]
+    assert search.split()[11] == "val_accuracy"
 
 
 def test_a_wide_terminal_has_all_columns(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +59,41 @@ def test_a_part_of_an_epoch_is_listed_as_the_end_table_has_it(
     db.close()
     [row] = [line for line in listed(tmp_path, capsys, width=80) if " lr-range " in line]
     assert row.split()[3:7] == ["0.9000", "not", "read", "2.8"]
+
+
+def shown(home: Path, phase: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what `registry show` prints of a phase's row, each line's spaces as one."""
+    url = f"sqlite:///{home / 'hpo.db'}"
+    with ask.opened(home, url) as db:
+        [row] = [row for row in db.registry.rows() if row["phase"] == phase]
+    assert ask.registry_show(row["id"][:8], home, url, Console(width=80), as_json=False) == 0
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_registered_result_is_shown_with_what_it_is_and_scored_first(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *lines = shown(home, "search", capsys)
+    assert first.startswith("id: ")
+    assert lines[:8] == [
+        "study: toy-with-a-name", "phase: search", "rank: 1 (trial 3)",
+        "val_accuracy: 0.9820 ± 0.0010", "test_accuracy: not read",
+        "seed 100: val_accuracy 0.9810, test_accuracy 0.9780, trial 0 of confirm",
+        "seed 101: val_accuracy 0.9830, test_accuracy 0.9800, trial 1 of confirm",
+        "seed 102: val_accuracy 0.9820, test_accuracy 0.9790, trial 2 of confirm"]
+    assert lines[8] == "params: lr 0.01, hidden 256"
+    after = [line.split(":")[0] for line in lines[9:]]
+    assert {"versions", "git_commit", "device", "created_at"} <= set(after)
+    assert not {"scores", "seeds", "val_mean", "study"} & set(after)
+    assert "versions: hpo 1, torch 2" in lines
+
+
+def test_a_registered_result_without_scores_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = samples.stored(tmp_path, sample=samples.results(candidates=()))
+    db.registry.add({"study": "toy", "phase": "default", "rank": 1, "metric": "val_loss",
+                     "val_mean": 0.9})
+    db.close()
+    lines = shown(tmp_path, "default", capsys)
+    assert lines[3:6] == ["rank: 1", "val_loss: 0.9000", "test_loss: not read"]
