@@ -22,6 +22,8 @@ _LEAST_HEIGHT = 0.5
 _FAR = 4.0
 # The axis of learning curves is this many times as high as the better half of the scores is.
 _BAND = 3.0
+# At least this part of the trials reaches into it, so that what was pruned is seen too.
+_SHOWN_FRACTION = 0.75
 # The part of the axis's height that is left for marks above the highest score there can be.
 _TOP_AIR = 0.04
 
@@ -84,7 +86,8 @@ def best_half(
 ) -> list[float]:
     """Return the values of learning curves to show: those near the better half of the scores.
 
-    The first epochs and bad trials would squeeze what tells the good ones apart.
+    The first epochs and bad trials would squeeze what tells the good ones apart; three quarters of
+    the trials, pruned ones too, reach into what is shown all the same.
     """
     sign = 1.0 if maximize else -1.0
     as_drawn = math.log if wants_log([*scores, *values]) else float
@@ -93,7 +96,8 @@ def best_half(
     differing = [level for level in levels[(len(levels) - 1) // 2:] if level < levels[0]]
     if not differing:
         return _usual(sorted(values))
-    edge = levels[0] - _BAND * (levels[0] - differing[0])
+    most = levels[int(_SHOWN_FRACTION * (len(levels) - 1))]
+    edge = levels[0] - max(_BAND * (levels[0] - differing[0]), 1.2 * (levels[0] - most))
     return [v for v in values if sign * as_drawn(v) >= edge]
 
 

@@ -229,7 +229,9 @@ def curves(results: Results, path: Path, importance: Any = None) -> bool:
         for trial in sorted(trials, key=lambda t: t.state == "COMPLETE"):
             _draw_curve(axes, trial, COLOURS[phase], len(trials))
         values = [v for t in trials for _, v in finite(t.curve)]
-        scores = [t.score for t in trials if t.score is not None]
+        # Of a pruned trial too: how far it came.
+        best_of = max if results.maximize else min
+        scores = [best_of(v for _, v in finite(t.curve)) for t in trials]
         shown = best_half(scores, values, results.maximize)
         limit([axes], with_chance(shown, results.chance), results.highest)
         draw_chance(axes, results.chance)

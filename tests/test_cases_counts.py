@@ -36,7 +36,7 @@ def test_n_trials_is_exact_with_four_workers_and_when_it_is_raised(tmp_path: Pat
     The ten fresh studies of C11.3 are in test_cases_races.
     """
     write(tmp_path, "s", body=SLOW_QUAD)
-    for n, said in ((10, "[10 of 10"), (10, "the budget is used"), (14, "10 of them done")):
+    for n, said in ((10, "[10 of 10"), (10, "the budget is used"), (14, "10 done already")):
         done = search(tmp_path, "s", "--n-trials", n, "--workers", 4)
         assert said in done.stdout
         assert numbers_and_states(tmp_path, "s") == (list(range(n)), {"COMPLETE"})

@@ -223,6 +223,14 @@ def test_learning_curves_show_thrice_the_height_of_the_better_half(
     assert max(shown) == pytest.approx(highest, abs=0.002)
 
 
+def test_learning_curves_show_three_quarters_of_the_trials() -> None:
+    """Half of them within a hair of the best, a quarter pruned at 0.8: those are seen."""
+    values = [i / 1000 for i in range(1001)]
+    scores = [0.950, 0.949, 0.949, 0.948, 0.948, 0.947, 0.8, 0.8, 0.8, 0.3, 0.2, 0.1]
+    shown = best_half(scores, [v for v in values if v <= 0.95], maximize=True)
+    assert min(shown) == pytest.approx(0.95 - 1.2 * 0.15, abs=0.002)
+
+
 def test_losses_over_powers_of_ten_are_cut_by_their_logarithms():
     values = [10.0 ** (i / 10) for i in range(-30, 41)]
     shown = best_half([0.001, 0.01, 10.0], values, maximize=False)
