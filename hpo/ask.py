@@ -194,7 +194,8 @@ def report(study: str, home: Path, storage: str | None, console: Console, *, as_
     if as_json:
         print(reports.to_json(found))
     else:
-        _say(console, reports.verdict(found))
+        width = console.width if console.is_terminal else None
+        _say(console, reports.wrapped(reports.verdict(found), width))
         _say(console, f"report: {path}")
     return 0
 
