@@ -285,7 +285,7 @@ def registry_show(
         _print_json(found[0])
         return 0
     for name, value in _registry_lines(found[0]):
-        _say(console, f"{name + ':' if name else '':<18} {value}")
+        _say(console, f"{name + ':':<18} {value}")
     return 0
 
 

@@ -157,6 +157,9 @@ def register(
     common = {"study": name, "metric": spec["metric"], "versions": versions(),
               "git_commit": git_commit(), "data_fingerprint": data.get("fingerprint"),
               "data": dict(data)}
+    # The defaults were found by no phase.
+    spent = {phase: epochs_spent(db, study_of(name, phase))
+             for phase in {c.phase for c in candidates} - {"default"}}
     rows, lost = [], []
     for candidate in candidates:
         runs = [_run_row(tickets[key], trials, scores) for seed in seeds
@@ -169,8 +172,7 @@ def register(
                         f"so its mean is over {len(runs)} of {len(seeds)}")
         if runs:
             rows.append({**common, **_row(candidate, runs, spec), "lost_seeds": missing,
-                         "epochs_spent": epochs_spent(db, study_of(name, candidate.phase))
-                         if candidate.phase != "default" else 0})
+                         "epochs_spent": spent.get(candidate.phase, 0)})
     kept = [db.registry.add(row) for row in _reranked(rows, spec["direction"] == "maximize")]
     db.registry.retire(name, kept)
     return lost

@@ -179,17 +179,15 @@ def _score(
 
 def _loaded_again(folder: Path, recipe: Any) -> Any:
     """Return the model as `load_export` gives it; one of the user's own comes from its module."""
-    import copy
-
     import torch
 
     from hpo.train.checkpoint import load_export
+    from hpo.train.loop import own_model
     from hpo.train.models import ModelSpec
 
     if isinstance(recipe.model, ModelSpec):
         return load_export(folder)
-    own = recipe.model
-    model = copy.deepcopy(own) if isinstance(own, torch.nn.Module) else own()
+    model = own_model(recipe.model)
     model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
     return model
 

@@ -55,10 +55,11 @@ def check(settings: Settings, console: Console) -> int:
         for text in spec["warnings"]:
             _say(console, f"  warning: {text}")
         found = pool.prepare({**order_of(settings, spec), "first_epoch": True})
-        if "first_epoch" in found:
-            metrics = ", ".join(f"{n}={value:.4g}" for n, value in found["first_epoch"].items())
+        epoch = found.pop("first_epoch", None)
+        if epoch is not None:
+            metrics = ", ".join(f"{name}={value:.4g}" for name, value in epoch.items())
             _say(console, f"  an objective of its own: its first epoch gives {metrics}")
-        for text in () if "first_epoch" in found else data_lines(found):
+        for text in data_lines(found):
             _say(console, f"  {text}")
         _say(console, "  ok")
         return 0

@@ -184,8 +184,3 @@ def template_report(trial_id: int, step: int, value: float) -> dict[str, Any]:
 def utc_naive(at: datetime | None = None) -> datetime:
     """Return a time (now by default; a naive one is local) as Optuna stores it."""
     return (at or datetime.now(UTC)).astimezone(UTC).replace(tzinfo=None)
-
-
-def to_local(at: datetime | None) -> datetime | None:
-    """Return a stored time as Optuna shows it: naive, local."""
-    return None if at is None else at.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)

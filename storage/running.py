@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection
 
 from storage import rows
+from storage.loading import local
 
 
 @dataclass
@@ -79,7 +80,7 @@ def blank_trial(trial_id: int, number: int, start: Any) -> FrozenTrial:
         number=number,
         state=TrialState.RUNNING,
         value=None,
-        datetime_start=rows.to_local(start),
+        datetime_start=local(start),
         datetime_complete=None,
         params={},
         distributions={},

@@ -182,7 +182,7 @@ class StudyStorage(TrialReads):
         def done(connection: Connection) -> bool | None:
             found = heads(connection, ONE, trial=trial_id)
             stamps = {local(time) for head in found for time in (head.start, head.complete)}
-            return True if rows.to_local(at) in stamps and found[0].state == state.name else None
+            return True if local(at) in stamps and found[0].state == state.name else None
 
         moved = self._link.write(lambda c: self.move(c, trial_id, state, values, at), again=done)
         if moved:

@@ -84,15 +84,17 @@ class PrivateRandom:
 def make_model(recipe: Recipe, data: Loaded, device: torch.device) -> nn.Module:
     """Return a new module of a recipe on the device; a ready module is copied."""
     given: Any = recipe.model
-    if isinstance(given, nn.Module):
-        model = copy.deepcopy(given)
-    elif isinstance(given, ModelSpec):
-        model = given.make(data.image_shape, data.n_classes)
-    else:
-        model = given()
+    model = (given.make(data.image_shape, data.n_classes) if isinstance(given, ModelSpec)
+             else own_model(given))
+    return _placed(model, data, device)
+
+
+def own_model(given: Any) -> nn.Module:
+    """Return a new module of the user's own: a copy of a ready one, or what a function makes."""
+    model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
     if not isinstance(model, nn.Module):
         raise InputError(f"Recipe.model: must give a torch module, got {type(model).__name__}")
-    return _placed(model, data, device)
+    return model
 
 
 def _placed(model: nn.Module, data: Loaded, device: torch.device) -> nn.Module:
