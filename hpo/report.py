@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.importance import importance
 from hpo.results import PHASES, Phase, Results, Scores, Trial, best_so_far
+from hpo.settings import command
 from hpo.space import plain
 from hpo.verdict import Row, compare, count, number, origin, score, summary, verdict, wrapped
 
@@ -30,12 +31,6 @@ __all__ = ["aligned", "importance", "note", "plain_table", "score", "summary", "
 
 _N_BEST = 5
 _MAX_CELL = 140
-# Settings that change what a run finds, and their flags.
-_FLAGS = {
-    "n_trials": "--n-trials", "epochs": "--epochs", "seed": "--seed", "sampler": "--sampler",
-    "pruner": "--pruner", "prune_startup": "--prune-startup", "prune_warmup": "--prune-warmup",
-    "top_k": "--top-k", "confirm_seeds": "--confirm-seeds", "data_fraction": "--data-fraction",
-}
 
 
 # The end table
@@ -307,13 +302,8 @@ def _versions(results: Results) -> list[str]:
 
 def _repeat(results: Results) -> list[str]:
     module = (results.module or results.name).split(".")[-1]
-    words = ["hpo run", f"--study {module}"]
-    if module != results.name:
-        words.append(f"--name {results.name}")
-    words += [f"{flag} {results.settings[key]}" for key, flag in _FLAGS.items()
-              if results.settings.get(key) is not None]
     return ["## How to repeat it", "In a fresh home or under another `--name`:",
-            f"```\n{' '.join(words)}\n```",
+            f"```\n{command(module, results.name, results.settings)}\n```",
             "Numbers repeat exactly only where this and the first run have one worker "
             "(`--workers 1`), the same machine and the same versions: with several workers the "
             "order in which trials end decides what the sampler has seen."]

@@ -8,6 +8,7 @@ its user has said of the rest, so that `hpo run --study NAME` alone goes on as i
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +30,12 @@ FIXED = ("epochs", "seed", "data_fraction")
 # What the database keeps of a run's settings: Optuna itself stores neither sampler nor pruner.
 STORED = (*FIXED, "n_trials", "sampler", "pruner", "prune_startup", "prune_warmup", "top_k",
           "confirm_seeds", "allow_duplicates", "max_retries")
+# What a command that repeats a study names, in this order.
+REPEATED = ("n_trials", "epochs", "seed", "sampler", "pruner", "prune_startup", "prune_warmup",
+            "top_k", "confirm_seeds", "data_fraction", "max_retries", "allow_duplicates",
+            "data_dir")
+# Pruners that wait for no other trials, and refuse to be told how long.
+WITHOUT_STARTUP = ("asha", "hyperband", "none")
 # A run without the search says nothing about the search's own.
 OF_THE_SEARCH = ("n_trials", "sampler", "pruner", "prune_startup", "prune_warmup",
                  "allow_duplicates")
@@ -81,6 +88,8 @@ class Settings:
         for what in FIXED:
             if stored:
                 values[what] = _kept(self.name, what, values[what], stored[what])
+        if values["data_dir"] is None and (stored or {}).get("data_dir"):
+            values["data_dir"] = Path((stored or {})["data_dir"])
         values.update({what: given[what] for what in given if values[what] is None})
         for what in (*_DEFAULTS, "epochs", "prune_warmup"):
             if values[what] is None:
@@ -103,7 +112,8 @@ class Settings:
 
     def stored(self) -> dict[str, Any]:
         """Return what a study's row keeps of these settings, as JSON data."""
-        return {**{what: getattr(self, what) for what in STORED}, GIVEN: dict(self.given)}
+        return {**{what: getattr(self, what) for what in STORED}, GIVEN: dict(self.given),
+                "data_dir": None if self.data_dir is None else str(self.data_dir.absolute())}
 
     def order(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a worker needs to know of these settings, as JSON data."""
@@ -113,17 +123,35 @@ class Settings:
                 "direction": spec["direction"], **{name: getattr(self, name) for name in names}}
 
 
+def flag(what: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + what.replace("_", "-")
+
+
+def command(module: str, name: str, stored: Mapping[str, Any]) -> str:
+    """Return the command that runs a study anew, by what its row keeps of its settings."""
+    words = ["hpo", "run", "--study", module, *(["--name", name] if name != module else [])]
+    for what in REPEATED:
+        value = stored.get(what)
+        waits = what != "prune_startup" or stored.get("pruner") not in WITHOUT_STARTUP
+        if value is True:
+            words.append(flag(what))
+        elif value is not None and value is not False and waits:
+            words += [flag(what), str(value)]
+    return shlex.join(words)
+
+
 def _check_startup(said: Mapping[str, Any], pruner: str | None) -> None:
-    if "prune_startup" in said and pruner in ("asha", "hyperband", "none"):
+    if "prune_startup" in said and pruner in WITHOUT_STARTUP:
         raise InputError(f"--prune-startup: pruner '{pruner}' waits for no other trials; leave it "
                          f"out, or use --pruner median or percentile")
 
 
 def _kept(name: str, what: str, asked: Any, stored: Any) -> Any:
     if asked is not None and asked != stored:
-        flag = "--" + what.replace("_", "-")
-        raise InputError(f"study '{name}' was made with {what}={stored}, got {flag} {asked}: its "
-                         f"trials could not be compared; leave {flag} out, or start a new study "
+        said = flag(what)
+        raise InputError(f"study '{name}' was made with {what}={stored}, got {said} {asked}: its "
+                         f"trials could not be compared; leave {said} out, or start a new study "
                          f"with --name")
     return stored
 
@@ -168,7 +196,7 @@ def check(settings: Settings) -> None:
                       ("confirm_seeds", 1)):
         value = getattr(settings, what)
         if value is not None and value < low:
-            raise InputError(f"--{what.replace('_', '-')} must be at least {low}, got {value}")
+            raise InputError(f"{flag(what)} must be at least {low}, got {value}")
     if settings.timeout_s is not None and not settings.timeout_s > 0:
         raise InputError(f"--timeout must be above 0 seconds, got {settings.timeout_s:g}")
     fraction = settings.data_fraction

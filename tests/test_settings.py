@@ -14,6 +14,7 @@ from hpo.settings import (
     STORED,
     Settings,
     check,
+    command,
     home_folder,
     parse_phases,
     storage_url,
@@ -111,6 +112,30 @@ def test_a_pruner_that_waits_for_no_trials_refuses_a_start_up(pruner: str) -> No
     with pytest.raises(InputError, match=f"--prune-startup: pruner '{pruner}' waits for no"):
         settings(pruner=pruner, prune_startup=3).resolved(MODULE, None)
     assert settings(pruner=pruner).resolved({**MODULE, "prune_startup": 3}, None).pruner == pruner
+
+
+def test_a_study_goes_on_with_the_folder_of_its_images(tmp_path: Path) -> None:
+    """Else a second run would ask for the published set, which its data are not."""
+    first = settings(data_dir=tmp_path).resolved(MODULE, None)
+    assert settings().resolved(MODULE, first.stored()).data_dir == tmp_path
+    other = settings(data_dir=tmp_path / "moved").resolved(MODULE, first.stored())
+    assert other.data_dir == tmp_path / "moved"
+
+
+def test_a_study_s_command_says_all_that_its_numbers_depend_on(tmp_path: Path) -> None:
+    images = tmp_path / "my images"
+    asked = settings(n_trials=7, data_dir=images, allow_duplicates=True, max_retries=0).resolved(MODULE, None)
+    assert command("cifar", "second try", asked.stored()) == (
+        "hpo run --study cifar --name 'second try' --n-trials 7 --epochs 8 --seed 0 --sampler tpe "
+        "--pruner median --prune-startup 5 --prune-warmup 2 --top-k 3 --confirm-seeds 3 "
+        f"--data-fraction 1.0 --max-retries 0 --allow-duplicates --data-dir '{images}'")
+
+
+@pytest.mark.parametrize("pruner", ["asha", "hyperband", "none"])
+def test_a_study_s_command_is_not_refused_by_its_own_pruner(pruner: str) -> None:
+    asked = settings(pruner=pruner).resolved(MODULE, None)
+    assert "--prune-startup" not in command("s", "s", asked.stored())
+    assert f"--pruner {pruner} " in command("s", "s", asked.stored())
 
 
 def test_a_module_s_new_setting_holds_where_its_user_said_nothing() -> None:
