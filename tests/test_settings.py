@@ -124,7 +124,8 @@ def test_a_study_goes_on_with_the_folder_of_its_images(tmp_path: Path) -> None:
 
 def test_a_study_s_command_says_all_that_its_numbers_depend_on(tmp_path: Path) -> None:
     images = tmp_path / "my images"
-    asked = settings(n_trials=7, data_dir=images, allow_duplicates=True, max_retries=0).resolved(MODULE, None)
+    asked = settings(n_trials=7, data_dir=images, allow_duplicates=True,
+                     max_retries=0).resolved(MODULE, None)
     assert command("cifar", "second try", asked.stored()) == (
         "hpo run --study cifar --name 'second try' --n-trials 7 --epochs 8 --seed 0 --sampler tpe "
         "--pruner median --prune-startup 5 --prune-warmup 2 --top-k 3 --confirm-seeds 3 "
