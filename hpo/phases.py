@@ -217,7 +217,7 @@ def _do(
             course.show.event(member, event)
             ended = ended or event["event"] in ("end", "exit")
             if event["event"] == "exit" and event["code"] != 0:
-                reap(course, _exit_text(event))
+                reap(course, _exit_text(event), event["begun"])
         if ended or now - counted_at > _COUNT_S:
             counts = course.db.tickets.counts(study)
             course.show.counted(_ended(counts) - _others_ended(course, study, kind))
@@ -244,7 +244,7 @@ def work_off(course: Course) -> int:
         for member, event in course.pool.poll(0.5):
             course.show.event(member, event)
             if event["event"] == "exit" and event["code"] != 0:
-                reap(course, _exit_text(event))
+                reap(course, _exit_text(event), event["begun"])
         if time.monotonic() - reaped_at > _REAP_S:
             reap(course)
             reaped_at = time.monotonic()
@@ -278,10 +278,17 @@ def _exit_text(event: Mapping[str, Any]) -> str:
     return f"worker lost: its process was {how}" + (f": {last}" if last else "")
 
 
-def reap(course: Course, reason: str = "worker lost: its process is gone") -> None:
-    """Close the trials of workers that are gone, and give their params back to the queue."""
+def reap(course: Course, reason: str = "worker lost: its process is gone",
+         begun: Mapping[str, Any] | None = None) -> None:
+    """Close the trials of workers that are gone, and give their params back to the queue.
+
+    `begun` is the event by which a worker told of its last trial; it may have died before it had
+    stored the trial's params.
+    """
     space = space_from_json(course.spec["space"])
     for ticket in queue.abandoned(course.db, course.name):
+        if begun and (begun["study"], begun["number"]) == (ticket.study, ticket.trial_number):
+            queue.store_params(course.db, ticket, space, begun["params"])
         params = queue.stored_params(course.db, ticket, space)
         if queue.close_lost(course.db, ticket, reason, course.settings.max_retries, params):
             what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"

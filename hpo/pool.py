@@ -41,6 +41,7 @@ class Member:
     output: IO[bytes]
     buffer: LineBuffer = field(default_factory=LineBuffer)
     at: dict[str, Any] | None = None
+    begun: dict[str, Any] | None = None
 
     def tail(self, n_lines: int = 12) -> str:
         """Return the last lines that the worker printed outside of a trial."""
@@ -155,8 +156,9 @@ class Pool:
     def poll(self, timeout_s: float) -> list[tuple[Member, dict[str, Any]]]:
         """Return the events that came in, waiting at most `timeout_s` for the first.
 
-        The end of a worker comes as an event `exit` with its code, the trial it was `at`, and the
-        tail of what it printed; a worker that ended while there is work is replaced.
+        The end of a worker comes as an event `exit` with its code, the trial it was `at`, the
+        event by which that trial had `begun`, and the tail of what it printed; a worker that
+        ended while there is work is replaced.
 
         Raises:
             HpoError: when workers keep dying without ending a trial.
@@ -173,12 +175,15 @@ class Pool:
         return found
 
     def _note(self, member: Member, event: dict[str, Any]) -> None:
-        if event["event"] in ("begin", "epoch"):
+        if event["event"] == "begin":
+            member.at = member.begun = event
+        elif event["event"] == "epoch":
             member.at = event
         elif event["event"] == "end":
-            member.at, self._deaths = None, 0
+            member.at = member.begun = None
+            self._deaths = 0
         elif event["event"] in ("note", "idle"):
-            member.at = None
+            member.at = member.begun = None
 
     def busy(self) -> bool:
         """Return whether a worker has not told the end of its trial yet."""
@@ -193,8 +198,8 @@ class Pool:
             _kill_group(member.process.pid)
             code = member.process.wait()
         _kill_group(member.process.pid)
-        event = {"event": "exit", "code": code, "at": member.at, "tail": member.tail(),
-                 "pid": member.process.pid}
+        event = {"event": "exit", "code": code, "at": member.at, "begun": member.begun,
+                 "tail": member.tail(), "pid": member.process.pid}
         member.output.close()
         self._close_stdin(member)
         self.members.pop(member.slot.index, None)

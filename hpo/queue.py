@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,20 @@ def abandoned(db: Database, name: str) -> list[Ticket]:
         if ticket.owner and is_gone(ticket.owner):
             lost[ticket.id] = ticket
     return list(lost.values())
+
+
+def store_params(
+    db: Database, ticket: Ticket, space: Mapping[str, Param], drawn: Mapping[str, Any]
+) -> None:
+    """Store the params of a lost ticket's trial, as its worker told them; those it has stay."""
+    if ticket.trial_id is None:
+        return
+    for name, value in params_from_json(drawn).items():
+        kind = space[name].distribution()
+        stored = kind.to_internal_repr(space[name].encode(value))
+        with suppress(RuntimeError):
+            # Somebody else closed the trial meanwhile.
+            db.studies.set_trial_param(ticket.trial_id, name, stored, kind)
 
 
 def stored_params(

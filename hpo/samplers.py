@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from numpy.random import RandomState
 from optuna import Study
 from optuna.distributions import BaseDistribution
 from optuna.pruners import HyperbandPruner
@@ -24,6 +25,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 # How many ended trials a draw weighs. A study of fewer is drawn from exactly as by Optuna.
 N_WEIGHED = 500
+# Trials that others ended this long ago at most may be missing.
+FRESH_S = 0.25
 # The most that TPE takes for good ones, however many trials there are: `default_gamma`.
 N_BEST = 25
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -64,16 +67,35 @@ class BoundedTPESampler(TPESampler):
     Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization, section 4.
     """
 
-    def __init__(self, *, n_weighed: int = N_WEIGHED, **kwargs: Any) -> None:
-        """Take TPESampler's own arguments, and how many ended trials a draw weighs."""
+    def __init__(
+        self, *, n_weighed: int = N_WEIGHED, announces: bool = True, **kwargs: Any
+    ) -> None:
+        """Take TPESampler's own arguments, and how many ended trials a draw weighs.
+
+        With `announces`, as Optuna has it, what is drawn is written to the trial before it is
+        suggested, for other processes to see; without, the caller stores the params at once.
+        """
         super().__init__(**kwargs)
         self._n_weighed = max(n_weighed, 10 * N_BEST)
+        self._announces = announces
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the params that all trials of the study have, with equal distributions."""
+        ranked = None if self._group else _ranked(study)
+        if ranked is None or not self._is_multivariate(study):
+            return super().infer_relative_search_space(study, trial)
+        return ranked.common_space()
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return a value of each param that all trials have."""
-        return super().sample_relative(self._bounded(study), trial, search_space)
+        bounded = self._bounded(study)
+        if self._announces or self._group:
+            return super().sample_relative(bounded, trial, search_space)
+        return self._sample_relative(bounded, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str,
@@ -87,11 +109,12 @@ class BoundedTPESampler(TPESampler):
         """Return the study as if it held only the trials to weigh."""
         if not _is_ours(study):
             return study
+        # They are read in any case, and with them comes in what has ended meanwhile.
+        running = study._get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         ranked = _ranked(study)
-        if len(ranked.trials) <= self._n_weighed or ranked.has_constraints:
+        if ranked is None:
             return study
-        seed = int(self._rng.rng.randint(2**31))
-        weighed = ranked.weighed(self._n_weighed, random.Random(seed))
+        weighed = ranked.weighed(self._n_weighed, self._rng.rng)
         bounded = copy.copy(study)
 
         def get_trials(
@@ -100,8 +123,8 @@ class BoundedTPESampler(TPESampler):
         ) -> list[FrozenTrial]:
             wanted = ENDED if states is None else states
             found = [trial for trial in weighed if trial.state in wanted]
-            if TrialState.RUNNING in wanted:
-                found += study._get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if TrialState.RUNNING in wanted and running:
+                found = sorted([*found, *running], key=lambda trial: trial.number)
             return found
 
         bounded._get_trials = get_trials
@@ -118,6 +141,7 @@ class _Ranked:
 
     def __init__(self) -> None:
         self.trials: list[tuple[tuple[float, ...], int, FrozenTrial]] = []
+        self.space: dict[str, BaseDistribution] | None = None
         self.has_constraints = False
         self._seen: Any = None
         self._lock = Lock()
@@ -127,19 +151,40 @@ class _Ranked:
         storage: Any = study._storage
         sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
         with self._lock:
-            new, self._seen, anew = storage.ended_since(study._study_id, self._seen, 0.0)
+            new, self._seen, anew = storage.ended_since(study._study_id, self._seen, FRESH_S)
             if anew:
-                self.trials, self.has_constraints = [], False
+                self.trials, self.space, self.has_constraints = [], None, False
             for trial in new:
                 if trial.state in ENDED:
                     self.has_constraints = self.has_constraints or bool(trial.constraints)
+                    self.space = _intersection(self.space, trial.distributions)
                     insort(self.trials, (_rank(trial, sign), trial.number, trial))
 
-    def weighed(self, n: int, rng: random.Random) -> list[FrozenTrial]:
-        """Return the best trials and some of the others, n in all, by number."""
-        best, rest = self.trials[:N_BEST], range(N_BEST, len(self.trials))
-        chosen = [*best, *(self.trials[i] for i in rng.sample(rest, n - N_BEST))]
+    def common_space(self) -> dict[str, BaseDistribution]:
+        """Return the params that all trials have and that can vary, by name."""
+        return {name: kind for name, kind in sorted((self.space or {}).items())
+                if not kind.single()}
+
+    def weighed(self, n: int, rng: RandomState) -> list[FrozenTrial]:
+        """Return the best trials and some of the others, at most n in all, by number."""
+        with self._lock:
+            chosen = self.trials[:N_BEST]
+            rest = range(N_BEST, len(self.trials))
+            if len(self.trials) > n:
+                rest = random.Random(int(rng.randint(2**31))).sample(rest, n - N_BEST)
+            chosen += [self.trials[i] for i in rest]
         return sorted((trial for _, _, trial in chosen), key=lambda trial: trial.number)
+
+
+def _intersection(
+    space: dict[str, BaseDistribution] | None, other: dict[str, BaseDistribution]
+) -> dict[str, BaseDistribution]:
+    if space is None:
+        return dict(other)
+    # The storage gives the trials it has read equal distributions as the same object.
+    if all(other.get(name) is kind for name, kind in space.items()):
+        return space
+    return {name: kind for name, kind in space.items() if other.get(name) == kind}
 
 
 def _rank(trial: FrozenTrial, sign: int) -> tuple[float, ...]:
@@ -154,9 +199,14 @@ def _rank(trial: FrozenTrial, sign: int) -> tuple[float, ...]:
 _KNOWN: WeakKeyDictionary[Any, dict[int, _Ranked]] = WeakKeyDictionary()
 
 
-def _ranked(study: Study) -> _Ranked:
-    """Return the ranking of a study: one for all samplers, of which each trial has its own."""
+def _ranked(study: Study) -> _Ranked | None:
+    """Return the ranking of a study: one for all samplers, of which each trial has its own.
+
+    None for a study that is drawn from as by Optuna.
+    """
+    if not _is_ours(study):
+        return None
     storage: Any = study._storage
     ranked = _KNOWN.setdefault(storage, {}).setdefault(study._study_id, _Ranked())
     ranked.take_in(study)
-    return ranked
+    return None if ranked.has_constraints else ranked

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import InputError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, TrialState
 
 # A drawn params that the study already holds is drawn again this often before a free one of a
 # finite space is picked at random.
@@ -48,7 +48,9 @@ def make_sampler(
         return _cmaes(seed)
     if name == "gp":
         return samplers.GPSampler(seed=seed)
-    return samplers.TPESampler(seed=seed)
+    from hpo.samplers import BoundedTPESampler
+
+    return BoundedTPESampler(seed=seed, announces=False)
 
 
 def _qmc(space: Mapping[str, Param], k: int, seed: int, sequence_seed: int) -> BaseSampler:
@@ -117,9 +119,7 @@ def draw(
     """
     from optuna.pruners import _filter_study
 
-    # A study keeps the trials it has read until its own `ask`; its copy reads them anew, and the
-    # sampler learns from every trial that has ended.
-    study = copy.copy(study)
+    study = _snapshot(study)
     for i in range(_N_REDRAWS):
         study.sampler = sampler_of(i)
         # Hyperband's sampler learns from the trials of its own bracket alone, as Optuna has it.
@@ -127,6 +127,29 @@ def draw(
         if reserve(params):
             return params
     return _free_params(space, trial, reserve)
+
+
+def _snapshot(study: Study) -> Study:
+    """Return a copy of a study that reads its trials once, however often a sampler looks.
+
+    The study itself keeps what it has read until its own `ask`, which nobody calls here; so it
+    would never learn of the trials that end.
+    """
+    study = copy.copy(study)
+    known: dict[Any, list[FrozenTrial]] = {}
+
+    def get_trials(
+        deepcopy: bool = True, states: Container[TrialState] | None = None,
+        use_cache: bool = False,
+    ) -> list[FrozenTrial]:
+        asked = None if states is None else tuple(states)  # type: ignore[arg-type]
+        if asked not in known:
+            known[asked] = study._storage.get_all_trials(
+                study._study_id, deepcopy=False, states=states)
+        return copy.deepcopy(known[asked]) if deepcopy else known[asked]
+
+    study._get_trials = get_trials
+    return study
 
 
 def _drawn(

@@ -20,13 +20,16 @@ from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
 from hpo.queue import LEASE_S, back_after, owner_token, phase_of, retry_attrs
 from hpo.search import draw, make_pruner, make_sampler
-from hpo.space import n_params_sets, params_from_json, params_key
+from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
 from hpo.spec import Run, StudySpec
 
 if TYPE_CHECKING:
     from optuna import Study
 
     from storage.ticket import Claim, Ticket
+
+# To look for freed memory takes milliseconds in a large process.
+_TRIM_EVERY_S = 1.0
 
 
 def make_run(order: dict[str, Any], seed: int, folder: Path) -> Run:
@@ -59,14 +62,10 @@ class Tasks:
         self.owner = owner_token()
         self.db = Database(order["storage"])
         self._studies: dict[str, Study] = {}
-        self._done = threading.Event()
-        self._held: int | None = None
-        self._lost = False
-        threading.Thread(target=self._renew, daemon=True, name="lease").start()
+        self._trim = Trim()
 
     def close(self) -> None:
-        """Stop renewing and close the database."""
-        self._done.set()
+        """Close the database."""
         self.db.close()
 
     def claim(self) -> Claim | None:
@@ -74,8 +73,8 @@ class Tasks:
         claim = self.db.tickets.claim(
             self.order["name"], self.owner, socket.gethostname(), os.getpid(), LEASE_S,
             only=self.order["only"])
-        self._lost = False
-        self._held = claim.ticket.id if claim else None
+        if claim is not None:
+            self.db.studies.keep_lease(claim.ticket.id, self.owner, LEASE_S)
         return claim
 
     def run(self, claim: Claim) -> bool:
@@ -84,20 +83,8 @@ class Tasks:
         try:
             return kinds[claim.ticket.kind](claim)
         finally:
-            self._held = None
-            give_memory_back()
-
-    def _renew(self) -> None:
-        while not self._done.wait(LEASE_S / 3):
-            held = self._held
-            if held is None:
-                continue
-            try:
-                if held not in self.db.tickets.renew(self.owner, LEASE_S):
-                    self._lost = self._held == held
-            except Exception as error:
-                # The trial's own next write meets the same trouble and says so.
-                print(f"lease not renewed: {error}", flush=True)
+            self.db.studies.drop_lease(claim.ticket.id)
+            self._trim.after_trial()
 
     def _study(self, name: str) -> Study:
         if name not in self._studies:
@@ -127,8 +114,6 @@ class Tasks:
             self.db.studies.set_trial_param(
                 trial_id, name, distribution.to_internal_repr(space[name].encode(value)),
                 distribution)
-        # Before anything can kill this process: a lost trial is tried again with its params.
-        self.db.studies.flush(trial_id)
         return params
 
     def _reserve(self, ticket: Ticket) -> Callable[[dict[str, Any]], bool]:
@@ -148,7 +133,8 @@ class Tasks:
             try:
                 study = self._study(ticket.study)
                 params = self._params(ticket, study, trial_id)
-                self._say("begin", claim, params={n: repr(v) for n, v in params.items()})
+                # The parent knows the params then, should this process die before it wrote them.
+                self._say("begin", claim, params=params_to_json(params))
                 print(f"trial {number} of {ticket.study}: {params}", flush=True)
                 ending = self._drive(claim, study, params, trainer)
             except (ValueError, ArithmeticError, TypeError, KeyError, RuntimeError) as error:
@@ -173,13 +159,18 @@ class Tasks:
         ticket, trial_id, number = claim.ticket, claim.trial_id, claim.number
         assert trial_id is not None and number is not None
         prunes = phase_of(ticket.study) == "search" and self.order["pruner"] != "none"
+        is_ours = True
 
         def report(epoch: int, value: float, metrics: dict[str, float]) -> None:
+            nonlocal is_ours
             if not self.db.report(trial_id, ticket.study, number, epoch, value, metrics):
                 # Somebody has ended this trial; the next question, whether to stop, is yes.
-                self._lost = True
+                is_ours = False
                 return
-            self._say("epoch", claim, epoch=epoch, metrics=finite(metrics))
+            self._say("epoch", claim, epoch=epoch, metrics=metrics)
+
+        def should_stop() -> bool:
+            return not is_ours or self.stop.is_set() or self.db.studies.has_lost(ticket.id)
 
         def should_prune(epoch: int) -> str | None:
             if prunes and study.pruner.prune(study, self.db.studies.get_trial(trial_id)):
@@ -188,7 +179,7 @@ class Tasks:
 
         return drive(lambda: self._epochs(ticket, number, params, trainer), self.goal,
                      report=report, should_prune=should_prune,
-                     should_stop=lambda: self.stop.is_set() or self._lost)
+                     should_stop=should_stop)
 
     def _epochs(
         self, ticket: Ticket, number: int, params: dict[str, Any], trainer: list[Any]
@@ -330,6 +321,19 @@ def give_memory_back() -> None:
     """Return what glibc keeps of freed memory to the system, so that trials do not add up."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class Trim:
+    """Gives memory back after trials, but not so often that it costs short ones their time."""
+
+    def __init__(self) -> None:
+        self._done_at = time.monotonic()
+
+    def after_trial(self) -> None:
+        """Give memory back, unless that was done a moment ago."""
+        if time.monotonic() - self._done_at >= _TRIM_EVERY_S:
+            give_memory_back()
+            self._done_at = time.monotonic()
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 from sqlalchemy import Connection, Engine, Row, delete, func, select
 
@@ -21,9 +23,9 @@ from storage.engine import mask
 from storage.link import Link
 from storage.names import belongs_to
 from storage.registry import Registry, mark_deleted
-from storage.running import attr_rows
+from storage.running import Gathered
 from storage.runs import Runs
-from storage.studies import StudyStorage
+from storage.studies import UNKNOWN, StudyStorage
 from storage.study_rows import delete_studies
 from storage.tickets import DONE, FAILED, Tickets, close_ticket, return_ticket
 
@@ -64,8 +66,7 @@ class Database:
         """
         self._link = Link(url, timeout_s)
         creation.require(self._link)
-        self._known = rows.statements(self._link.engine.dialect.name)
-        self.studies = StudyStorage(url, timeout_s, grouped=True, link=self._link)
+        self.studies = StudyStorage(url, timeout_s, link=self._link)
         self.tickets = Tickets(self._link, self.studies)
         self.registry = Registry(self._link)
         self.runs = Runs(self._link)
@@ -100,9 +101,10 @@ class Database:
     ) -> bool:
         """Store an epoch of a trial: the value that Optuna prunes by, and all metrics.
 
-        Returns: False, and nothing written, if somebody else has ended the trial.
+        Like all that a trial gathers, it is written within 250 ms.
+
+        Returns: False if somebody else has ended the trial, as far as is known by now.
         """
-        report = rows.report_row(trial_id, epoch, value)
         row = {
             "study": study,
             "trial_number": number,
@@ -110,17 +112,11 @@ class Database:
             "metrics": {name: float(metric) for name, metric in metrics.items()},
             "at": utc_now(),
         }
-
-        def work(connection: Connection) -> bool:
-            if not self.studies.write_report(connection, report):
-                return False
-            connection.execute(self._known.epoch, row)
-            return True
-
-        stored = self._link.write(work)
-        if stored:
-            self.studies.note_report(trial_id, epoch, value)
-        return stored
+        try:
+            self.studies.report(trial_id, epoch, value, row)
+        except UpdateFinishedTrialError:
+            return False
+        return True
 
     def end_trial(
         self,
@@ -144,38 +140,44 @@ class Database:
         """
         again = Back(*back) if isinstance(back, tuple) else back
         values = None if value is None or math.isnan(value) else [value]
-        new_attrs = attr_rows(trial_id, _texts(user_attrs))
+        own = self.studies.running(trial_id)
+        texts = _texts(user_attrs)
         at = rows.utc_naive()
 
-        def work(connection: Connection) -> bool:
+        def close(connection: Connection) -> bool:
             if again is None:
                 cause = str(user_attrs.get(REASON) or "") or None
                 ticket_state = TICKET_STATES[state]
-                held = close_ticket(
+                return close_ticket(
                     connection, ticket_id, owner, ticket_state, cause, None, expired_only
                 )
-            else:
-                parts = (again.cause, again.params, again.count)
-                held = return_ticket(connection, ticket_id, owner, *parts, expired_only)
-            if held and self._is_running(connection, trial_id):
-                if new_attrs:
-                    connection.execute(self._known.user_attr, new_attrs)
-                self.studies.move(connection, trial_id, state, values, at)
-            return held
+            parts = (again.cause, again.params, again.count)
+            return return_ticket(connection, ticket_id, owner, *parts, expired_only)
 
-        def done(connection: Connection) -> bool | None:
+        def work(connection: Connection) -> tuple[bool, int | None]:
+            if not close(connection):
+                return False, None
+            n_rows = self.studies.move(connection, trial_id, state, at)
+            if n_rows is not None:
+                self.studies.write_rest(connection, trial_id, news, values)
+            return True, n_rows
+
+        def done(connection: Connection) -> tuple[bool, int | None] | None:
             ended = select(rows.trials.c.datetime_complete).where(
                 rows.trials.c.trial_id == trial_id
             )
-            return True if connection.execute(ended).scalar() == at else None
+            return (True, UNKNOWN) if connection.execute(ended).scalar() == at else None
 
-        held = self._link.write(work, again=done)
-        self.studies.forget(trial_id)
+        with nullcontext(Gathered()) if own is None else own.taken() as news:
+            news.users.update(texts)
+            held, n_rows = self._link.write(work, again=done)
+        self.studies.drop_lease(ticket_id)
+        if own is not None and n_rows is not None:
+            own.trial._user_attrs.update({key: json.loads(text) for key, text in texts.items()})
+            self.studies.ended(own, state, values, at, n_rows=n_rows)
+        else:
+            self.studies.forget(trial_id)
         return held
-
-    def _is_running(self, connection: Connection, trial_id: int) -> bool:
-        found = connection.execute(self._known.touch_trial, {"trial": trial_id}).one_or_none()
-        return found is not None and not found.state.is_finished()
 
     def epochs(self, study: str, number: int | None = None) -> Sequence[EpochRow]:
         """Return the stored epochs of an Optuna study, or of one trial of it, in their order."""
@@ -184,12 +186,14 @@ class Database:
         if number is not None:
             where &= table.c.trial_number == number
         query = select(table).where(where).order_by(table.c.trial_number, table.c.epoch)
+        self.studies.flush()
         return self._link.read(lambda c: [_epoch(row) for row in c.execute(query)])
 
     def n_epochs(self, study: str) -> int:
         """Return how many epochs an Optuna study has stored."""
         table = schema.epochs
         query = select(func.count()).select_from(table).where(table.c.study == study)
+        self.studies.flush()
         return self._link.read(lambda c: c.execute(query).scalar_one())
 
     def delete(self, name: str) -> bool:
@@ -197,22 +201,24 @@ class Database:
 
         Returns: False if there was nothing of this name.
         """
-        gone = self._link.write(lambda c: _delete(c, name))
-        self.studies.drop_memory()
+        self.studies.flush()
+        gone, study_ids = self._link.write(lambda c: _delete(c, name))
+        self.studies.drop(study_ids)
         return gone
 
 
-def _delete(connection: Connection, name: str) -> bool:
+def _delete(connection: Connection, name: str) -> tuple[bool, list[int]]:
     query = select(rows.studies.c.study_id, rows.studies.c.study_name)
     found = [row for row in connection.execute(query) if belongs_to(row.study_name, name)]
-    delete_studies(connection, [row.study_id for row in found])
+    study_ids = [row.study_id for row in found]
+    delete_studies(connection, study_ids)
     epoch_studies = connection.execute(select(schema.epochs.c.study).distinct()).scalars()
     for study in [study for study in epoch_studies if belongs_to(study, name)]:
         connection.execute(delete(schema.epochs).where(schema.epochs.c.study == study))
     n_ours = 0
     for table in (schema.tickets, schema.studies, schema.workers):
         n_ours += connection.execute(delete(table).where(table.c.name == name)).rowcount
-    return bool(mark_deleted(connection, name) or found or n_ours)
+    return bool(mark_deleted(connection, name) or found or n_ours), study_ids
 
 
 def _texts(attrs: Mapping[str, Any]) -> dict[str, str]:

@@ -8,15 +8,17 @@ trial, which the times of the last known trial give away.
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from math import inf
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection
 
 from storage.loading import NEWS, Head, heads, load, same_trial
 
+FINISHED = tuple(state for state in TrialState if state.is_finished())
 # Beyond these, reading all heads from the first open one on costs less than naming each.
 MOST_OPEN = 2000
 
@@ -30,15 +32,16 @@ class StudyMemory:
         # In the order in which this process heard of their ends.
         self.arrived: list[FrozenTrial] = []
         self.refreshed_at = -inf
-        self._in_order: list[FrozenTrial] | None = []
+        # The ended trials of each set of states that was asked for, by number.
+        self._views: dict[frozenset[TrialState], list[FrozenTrial]] = {}
         self._open: set[int] = set()
         self._seen = -1
         self._anchor = -1
 
     def refresh(
-        self, connection: Connection, study_id: int, *, with_open: bool, skip: set[int]
+        self, connection: Connection, study_id: int, *, wanted: Container[str], skip: set[int]
     ) -> list[FrozenTrial]:
-        """Bring in what is new and return the unfinished trials, where they are wanted.
+        """Bring in what is new and return the unfinished trials in the states that are wanted.
 
         `skip` are unfinished trials that the caller knows better himself.
 
@@ -51,15 +54,16 @@ class StudyMemory:
             news = self._news(connection, study_id) or []
         fresh = [head for head in news if head.trial_id not in self.ended]
         still_open = {head.trial_id for head in fresh if head.state in ("RUNNING", "WAITING")}
-        wanted = [
+        to_load = [
             head
             for head in fresh
-            if head.trial_id not in still_open or (with_open and head.trial_id not in skip)
+            if head.trial_id not in still_open
+            or (head.state in wanted and head.trial_id not in skip)
         ]
-        found = load(connection, study_id, wanted)
+        found = load(connection, study_id, to_load)
         for trial in found:
             if trial.state.is_finished():
-                self._keep(trial)
+                self.keep(trial)
         self._open = still_open
         self.refreshed_at = time.monotonic()
         self._seen = max([self._seen, *(head.trial_id for head in news)])
@@ -69,11 +73,16 @@ class StudyMemory:
         """Return the unfinished trials as of the last refresh."""
         return self._open
 
-    def in_order(self) -> list[FrozenTrial]:
-        """Return the ended trials by number; the list belongs to the memory."""
-        if self._in_order is None:
-            self._in_order = sorted(self.ended.values(), key=lambda trial: trial.number)
-        return self._in_order
+    def in_order(self, states: Container[TrialState] | None) -> list[FrozenTrial]:
+        """Return the ended trials of these states by number; the list belongs to the memory."""
+        wanted = frozenset(s for s in FINISHED if states is None or s in states)
+        if not wanted:
+            return []
+        view = self._views.get(wanted)
+        if view is None:
+            found = (trial for trial in self.ended.values() if trial.state in wanted)
+            view = self._views[wanted] = sorted(found, key=lambda trial: trial.number)
+        return view
 
     def _news(self, connection: Connection, study_id: int) -> list[Head] | None:
         """Return the heads of new and unfinished trials; None if the study is another one now."""
@@ -89,17 +98,22 @@ class StudyMemory:
             return None
         return sorted(by_id.values(), key=lambda head: head.trial_id)
 
-    def _keep(self, trial: FrozenTrial) -> None:
+    def keep(self, trial: FrozenTrial) -> None:
+        """Take in an ended trial, as the database has it."""
+        if trial._trial_id in self.ended:
+            return
         self.ended[trial._trial_id] = trial
         self.arrived.append(trial)
         self._anchor = trial._trial_id
         for name, distribution in trial.distributions.items():
             self.distributions.setdefault(name, distribution)
-        last = self._in_order[-1].number if self._in_order else -1
-        if self._in_order is not None and trial.number > last:
-            self._in_order.append(trial)
-        else:
-            self._in_order = None
+        for states, view in list(self._views.items()):
+            if trial.state not in states:
+                continue
+            if view and trial.number < view[-1].number:
+                del self._views[states]
+            else:
+                view.append(trial)
 
 
 def copy_trial(trial: FrozenTrial) -> FrozenTrial:

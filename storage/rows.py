@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, reduce
+from operator import add
 from typing import Any
 
 from optuna.storages._rdb import models
@@ -40,9 +41,10 @@ class Statements:
     """The statements that a trial needs, in one dialect."""
 
     lock_study: Executable
-    lock_study_by_name: Executable
+    lock_study_named: Executable
     add_trial: Executable
-    touch_trial: Executable
+    add_trial_named: Executable
+    touch_trials: Executable
     report: Executable
     epoch: Executable
     param: Executable
@@ -57,10 +59,11 @@ def statements(dialect: str) -> Statements:
     upsert = sqlite.insert if dialect == "sqlite" else postgresql.insert
     return Statements(
         lock_study=_lock(studies.c.study_id == bindparam("study")),
-        lock_study_by_name=_lock(studies.c.study_name == bindparam("study")),
-        add_trial=_add_trial(),
-        touch_trial=_touch_trial(),
-        report=_report(upsert),
+        lock_study_named=_lock(studies.c.study_name == bindparam("study")),
+        add_trial=_add_trial(studies.c.study_id == bindparam("study")),
+        add_trial_named=_add_trial(studies.c.study_name == bindparam("study")),
+        touch_trials=_touch_trials(),
+        report=_overwrite(upsert, reports, ("trial_id", "step")),
         epoch=_overwrite(upsert, schema.epochs, ("study", "trial_number", "epoch")),
         param=upsert(params).on_conflict_do_nothing(index_elements=["trial_id", "param_name"]),
         value=_overwrite(upsert, values, ("trial_id", "objective")),
@@ -74,33 +77,35 @@ def _lock(where: Any) -> Executable:
     return select(studies.c.study_id).where(where).with_for_update(key_share=True)
 
 
-def _add_trial() -> Executable:
+def _add_trial(where: Any) -> Executable:
+    """Add a trial to the study of `where`, if there is one, numbered one above its last."""
     earlier = trials.alias("earlier")
     last = (
         select(earlier.c.number)
-        .where(earlier.c.study_id == bindparam("study"))
+        .where(earlier.c.study_id == studies.c.study_id)
         .order_by(earlier.c.trial_id.desc())
         .limit(1)
         .scalar_subquery()
     )
+    fields = {
+        "number": func.coalesce(last, -1) + 1,
+        "study_id": studies.c.study_id,
+        "state": bindparam("state", type_=trials.c.state.type),
+        "datetime_start": bindparam("start", type_=trials.c.datetime_start.type),
+        "datetime_complete": bindparam("complete", type_=trials.c.datetime_complete.type),
+    }
     return (
         insert(trials)
-        .values(
-            number=func.coalesce(last, -1) + 1,
-            study_id=bindparam("study"),
-            state=bindparam("state"),
-            datetime_start=bindparam("start"),
-            datetime_complete=bindparam("complete"),
-        )
-        .returning(trials.c.trial_id, trials.c.number)
+        .from_select(list(fields), select(*fields.values()).where(where), include_defaults=False)
+        .returning(trials.c.trial_id, trials.c.number, trials.c.study_id)
     )
 
 
-def _touch_trial() -> Executable:
-    """Read a trial's state so that it cannot end before this transaction does."""
+def _touch_trials() -> Executable:
+    """Read trials' states so that they cannot end before this transaction does."""
     return (
-        select(trials.c.study_id, trials.c.number, trials.c.state)
-        .where(trials.c.trial_id == bindparam("trial"))
+        select(trials.c.trial_id, trials.c.study_id, trials.c.number, trials.c.state)
+        .where(trials.c.trial_id.in_(bindparam("trials", expanding=True)))
         .with_for_update(read=True)
     )
 
@@ -108,26 +113,6 @@ def _touch_trial() -> Executable:
 def is_unfinished() -> Any:
     """Return the condition of an unfinished trial; an IN would be expanded at each execution."""
     return or_(*(trials.c.state == state for state in UNFINISHED))
-
-
-def _report(upsert: Any) -> Executable:
-    """Write one intermediate value, unless the trial has ended."""
-    row = (
-        select(
-            trials.c.trial_id,
-            bindparam("step", type_=reports.c.step.type),
-            bindparam("value", type_=reports.c.intermediate_value.type),
-            bindparam("value_type", type_=reports.c.intermediate_value_type.type),
-        )
-        .where(trials.c.trial_id == bindparam("trial"), is_unfinished())
-        .with_for_update(read=True)
-    )
-    names = ["trial_id", "step", "intermediate_value", "intermediate_value_type"]
-    new = upsert(reports).from_select(names, row)
-    fresh = {name: new.excluded[name] for name in names[2:]}
-    wanted = new.on_conflict_do_update(index_elements=["trial_id", "step"], set_=fresh)
-    # Else SQLAlchemy does not read how many rows an INSERT brought.
-    return wanted.execution_options(preserve_rowcount=True)
 
 
 def _overwrite(upsert: Any, table: Table, keys: tuple[str, ...]) -> Executable:
@@ -141,14 +126,25 @@ def _overwrite(upsert: Any, table: Table, keys: tuple[str, ...]) -> Executable:
 
 @cache
 def move_trial(state: TrialState) -> Any:
-    """Return the compare-and-set that moves one unfinished trial to `state` at the time `at`."""
+    """Return the compare-and-set that moves one unfinished trial to `state` at the time `at`.
+
+    It returns how many rows the trial had in its other tables, if it moved.
+    """
     change = update(trials).where(trials.c.trial_id == bindparam("trial"))
     at = bindparam("at", type_=trials.c.datetime_start.type)
     if state == TrialState.RUNNING:
         taken = change.where(trials.c.state == TrialState.WAITING)
-        return taken.values(state=state, datetime_start=at)
-    change = change.where(is_unfinished()).values(state=state)
-    return change.values(datetime_complete=at) if state.is_finished() else change
+        change = taken.values(state=state, datetime_start=at)
+    else:
+        change = change.where(is_unfinished()).values(state=state)
+        change = change.values(datetime_complete=at) if state.is_finished() else change
+    tables = (params, reports, user_attrs, system_attrs, values)
+    return change.returning(reduce(add, map(_count, tables)))
+
+
+def _count(table: Table) -> Any:
+    mine = table.c.trial_id == bindparam("trial")
+    return select(func.count()).select_from(table).where(mine).scalar_subquery()
 
 
 def value_rows(trial_id: int, numbers: Any) -> list[dict[str, Any]]:
@@ -163,21 +159,15 @@ def value_rows(trial_id: int, numbers: Any) -> list[dict[str, Any]]:
 
 
 def report_row(trial_id: int, step: int, value: float) -> dict[str, Any]:
-    """Return the parameters of `Statements.report`."""
+    """Return the row of one report."""
     stored, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(
         float(value)
     )
-    return {"trial": trial_id, "step": int(step), "value": stored, "value_type": kind}
-
-
-def template_report(trial_id: int, step: int, value: float) -> dict[str, Any]:
-    """Return the row of one report, for a plain INSERT."""
-    row = report_row(trial_id, step, value)
     return {
         "trial_id": trial_id,
-        "step": row["step"],
-        "intermediate_value": row["value"],
-        "intermediate_value_type": row["value_type"],
+        "step": int(step),
+        "intermediate_value": stored,
+        "intermediate_value_type": kind,
     }
 
 

@@ -1,38 +1,50 @@
 """An Optuna storage that asks the database only for what it does not know.
 
-Optuna's own storage reads a whole study trial by trial and checks each write with several
-queries; here ended trials stay in memory, and each write is one short transaction. The tables are
-Optuna's, so stock Optuna and optuna-dashboard may use the same database at the same time.
+Optuna's own storage reads a whole study trial by trial and writes each param and report in a
+transaction of its own; here ended trials stay in memory, and what a running trial gathers is
+written together. The tables are Optuna's, so stock Optuna and optuna-dashboard may use the same
+database at the same time.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from typing import Any
 
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from storage import rows
+from storage.grouped import GroupedWrites
 from storage.link import Link
 from storage.loading import ONE, distribution, heads, local
 from storage.memory import StudyMemory, copy_trial
-from storage.running import RunningTrial, attr_rows, blank_trial, param_row
-from storage.trial_reads import TrialReads
+from storage.running import (
+    Gathered,
+    RunningTrial,
+    blank_trial,
+    check_name,
+    param_row,
+    write_news,
+)
+
+# Somebody else may have written to a trial whose move is only known to have happened.
+UNKNOWN = 1
 
 
-class StudyStorage(TrialReads):
+class StudyStorage(GroupedWrites):
     """Optuna studies on SQLite or PostgreSQL.
+
+    What a trial of this process gathers (params, reports, attributes) is written together, in a
+    thread of its own: at most 250 ms after it happened, and always before the trial's state
+    changes. This process reads it at once. A trial that this process did not begin is written to
+    at once, and with `grouped` False each of them.
 
     It is no subclass of RDBStorage on purpose: Optuna wraps those in a cache of its own, which
     would read every study once more.
-
-    With `grouped`, what a trial of this process gathers (params, attributes) is written together
-    with its next report, its end, or `flush`; without, at once.
     """
 
     def __init__(
@@ -40,13 +52,11 @@ class StudyStorage(TrialReads):
         url: str,
         timeout_s: float = 60,
         *,
-        grouped: bool = False,
+        grouped: bool = True,
         link: Link | None = None,
     ) -> None:
-        super().__init__(link or Link(url, timeout_s))
+        super().__init__(link or Link(url, timeout_s), grouped=grouped)
         self._timeout_s = timeout_s
-        self._grouped = grouped
-        self._known = rows.statements(self._link.engine.dialect.name)
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what another process needs to open the same database."""
@@ -55,30 +65,6 @@ class StudyStorage(TrialReads):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the database anew."""
         self.__init__(**state)
-
-    def close(self) -> None:
-        """Write what is gathered and close all sessions."""
-        with suppress(UpdateFinishedTrialError):
-            self.flush()
-        self._link.close()
-
-    def adopt(self, study_id: int, trial: FrozenTrial) -> None:
-        """Take a RUNNING trial of this process into memory, if writes are grouped."""
-        if self._grouped:
-            with self._lock:
-                self._running[trial._trial_id] = RunningTrial(study_id, trial)
-
-    def flush(self, trial_id: int | None = None) -> None:
-        """Write what running trials have gathered.
-
-        Raises:
-            UpdateFinishedTrialError: somebody else has ended the trial.
-        """
-        chosen = list(self._running) if trial_id is None else [trial_id]
-        for one in chosen:
-            own = self._running.get(one)
-            if own is not None and own.has_news:
-                self._change(one, lambda _connection, _study: None)
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """Add a trial, numbered one above the study's last."""
@@ -95,15 +81,35 @@ class StudyStorage(TrialReads):
             again=made if template is None else None,
         )
         if trial.state == TrialState.RUNNING:
-            self.adopt(study_id, trial)
-        self._stale(study_id)
+            self.adopt(study_id, trial, is_new=template is None)
+        if template is not None:
+            self._stale(study_id)
         return trial._trial_id
 
-    def insert_running(self, connection: Connection, study_id: int, start: Any) -> FrozenTrial:
-        """Add a RUNNING trial within a transaction that holds the study's lock."""
-        fields = {"study": study_id, "state": TrialState.RUNNING, "start": start, "complete": None}
-        made = connection.execute(self._known.add_trial, fields).one()
-        return blank_trial(made.trial_id, made.number, start)
+    def insert_running(
+        self, connection: Connection, start: Any, *, study: int | str
+    ) -> tuple[int, FrozenTrial]:
+        """Add a RUNNING trial to a study of this id or name, within a transaction.
+
+        Raises:
+            KeyError: there is no such study.
+        """
+        fields = {"state": TrialState.RUNNING, "start": start, "complete": None}
+        made = self._add(connection, study, fields)
+        return made.study_id, blank_trial(made.trial_id, made.number, start)
+
+    def _add(self, connection: Connection, study: int | str, fields: dict[str, Any]) -> Any:
+        by_name = isinstance(study, str)
+        known = self._known
+        found = {"study": study}
+        if not self._link.is_sqlite:
+            # There the transaction itself does not keep others from taking the same number.
+            connection.execute(known.lock_study_named if by_name else known.lock_study, found)
+        add = known.add_trial_named if by_name else known.add_trial
+        made = connection.execute(add, {**fields, **found}).one_or_none()
+        if made is None:
+            raise KeyError(f"no study {f'named {study!r}' if by_name else f'with id {study}'}")
+        return made
 
     def set_trial_param(
         self,
@@ -117,113 +123,113 @@ class StudyStorage(TrialReads):
         if own is not None:
             self._check_own_kind(own.study_id, param_name, distribution)
             own.set_param(param_name, param_value_internal, distribution)
+            self.gathered()
             return
-        row = param_row(trial_id, param_name, param_value_internal, distribution)
-
-        def work(connection: Connection, study_id: int) -> None:
-            self._check_kind(connection, study_id, param_name, distribution)
-            connection.execute(self._known.param, row)
-
-        self._change(trial_id, work)
+        news = Gathered(
+            params=[param_row(trial_id, param_name, param_value_internal, distribution)]
+        )
+        self._change(trial_id, news, lambda connection, study_id: self._check_kind(
+            connection, study_id, param_name, distribution))
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         """Report a value of an unfinished trial; a step reported again is overwritten."""
-        row = rows.report_row(trial_id, step, intermediate_value)
+        self.report(trial_id, step, intermediate_value)
 
-        def work(connection: Connection) -> None:
-            if not self.write_report(connection, row):
-                self._touch(connection, trial_id)
-
-        self._link.write(work)
-        self.note_report(trial_id, step, intermediate_value)
-
-    def write_report(self, connection: Connection, row: dict[str, Any]) -> bool:
-        """Write a report and what the trial gathered, and say whether the trial was unfinished."""
-        own = self._running.get(row["trial"])
-        if not connection.execute(self._known.report, row).rowcount:
-            return False
-        if own is not None:
-            own.write(connection)
-        return True
-
-    def note_report(self, trial_id: int, step: int, value: float) -> None:
-        """Remember a report that is committed."""
+    def report(
+        self, trial_id: int, step: int, value: float, epoch_row: dict[str, Any] | None = None
+    ) -> None:
+        """Report a value, with the row of our own table of epochs that goes with it."""
         own = self._running.get(trial_id)
         if own is not None:
-            own.trial.intermediate_values[int(step)] = float(value)
-            own.written()
+            own.report(step, value, epoch_row)
+            self.gathered()
+            return
+        epochs = {} if epoch_row is None else {step: epoch_row}
+        self._change(trial_id, Gathered(reports={int(step): float(value)}, epochs=epochs))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Set a user attribute of an unfinished trial."""
         own = self._running.get(trial_id)
         if own is not None:
             own.set_user_attr(key, value)
+            self.gathered()
             return
-        new = attr_rows(trial_id, {key: json.dumps(value)})
-        self._change(trial_id, lambda c, _study: c.execute(self._known.user_attr, new))
+        self._change(trial_id, Gathered(users={check_name(key): json.dumps(value)}))
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Set one of Optuna's own attributes of an unfinished trial."""
         own = self._running.get(trial_id)
         if own is not None:
             own.set_system_attr(key, value)
+            self.gathered()
             return
-        new = attr_rows(trial_id, {key: json.dumps(value)})
-        self._change(trial_id, lambda c, _study: c.execute(self._known.system_attr, new))
+        self._change(trial_id, Gathered(systems={check_name(key): json.dumps(value)}))
 
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
         """Move an unfinished trial to a state, in one compare-and-set that has one winner."""
         at = rows.utc_naive()
+        own = self._running.get(trial_id)
 
-        def done(connection: Connection) -> bool | None:
+        def done(connection: Connection) -> int | None:
             found = heads(connection, ONE, trial=trial_id)
             stamps = {local(time) for head in found for time in (head.start, head.complete)}
-            return True if local(at) in stamps and found[0].state == state.name else None
+            return UNKNOWN if local(at) in stamps and found[0].state == state.name else None
 
-        moved = self._link.write(lambda c: self.move(c, trial_id, state, values, at), again=done)
-        if moved:
-            self.forget(trial_id)
-        if moved and state == TrialState.RUNNING and self._grouped:
+        def work(connection: Connection) -> int | None:
+            n_rows = self.move(connection, trial_id, state, at)
+            if n_rows is None:
+                self._touch(connection, trial_id)
+            self.write_rest(connection, trial_id, news, values)
+            return n_rows
+
+        with nullcontext(Gathered()) if own is None else own.taken() as news:
+            n_rows = self._link.write(work, again=done)
+        if n_rows is None:
+            return False
+        if own is not None and state.is_finished():
+            self.ended(own, state, values, at, n_rows=n_rows)
+        elif state == TrialState.RUNNING and self._grouped:
             trial, study_id = self._link.read(lambda c: self._read_one(c, trial_id))
-            self.adopt(study_id, trial)
-        return moved
+            self.adopt(study_id, trial, is_new=False)
+        else:
+            self.forget(trial_id)
+        return True
 
     def move(
+        self, connection: Connection, trial_id: int, state: TrialState, at: Any
+    ) -> int | None:
+        """Change an unfinished trial's state within a transaction.
+
+        Returns: how many rows of params, reports, attributes and values it had; None where it
+            has ended, or is RUNNING and should become it.
+        """
+        fields = {"trial": trial_id, "at": at}
+        return connection.execute(rows.move_trial(state), fields).scalar_one_or_none()
+
+    def write_rest(
         self,
         connection: Connection,
         trial_id: int,
-        state: TrialState,
+        news: Gathered,
         values: Sequence[float] | None,
-        at: Any,
-    ) -> bool:
-        """Change a trial's state within a transaction; False where it is RUNNING already."""
-        fields = {"trial": trial_id, "at": at}
-        moved = bool(connection.execute(rows.move_trial(state), fields).rowcount)
-        if not moved:
-            self._touch(connection, trial_id)
-        own = self._running.get(trial_id)
-        if own is not None:
-            own.write(connection)
+    ) -> None:
+        """Write what goes with a change of state, within its transaction."""
+        write_news(connection, {trial_id: news})
         if values is not None and len(values):
             connection.execute(self._known.value, rows.value_rows(trial_id, values))
-        return moved
 
     def delete_study(self, study_id: int) -> None:
         """Delete a study and everything in it."""
         super().delete_study(study_id)
-        with self._lock:
-            self._memory.pop(study_id, None)
-            gone = [t for t, own in self._running.items() if own.study_id == study_id]
-            for trial_id in gone:
-                self.forget(trial_id)
+        self.drop([study_id])
 
     def _touch(self, connection: Connection, trial_id: int) -> int:
         """Return the study of an unfinished trial and keep it unfinished until the commit."""
-        found = connection.execute(self._known.touch_trial, {"trial": trial_id}).one_or_none()
+        found = connection.execute(self._known.touch_trials, {"trials": [trial_id]}).one_or_none()
         if found is None:
             raise KeyError(f"no trial with id {trial_id}")
         if found.state.is_finished():
@@ -231,19 +237,16 @@ class StudyStorage(TrialReads):
         self.check_trial_is_updatable(trial_id, found.state)
         return found.study_id
 
-    def _change(self, trial_id: int, work: Any) -> None:
-        """Do some idempotent work on an unfinished trial, in one transaction."""
-        own = self._running.get(trial_id)
+    def _change(self, trial_id: int, news: Gathered, check: Any = None) -> None:
+        """Write to an unfinished trial at once."""
 
-        def all_of_it(connection: Connection) -> None:
+        def work(connection: Connection) -> None:
             study_id = self._touch(connection, trial_id)
-            if own is not None:
-                own.write(connection)
-            work(connection, study_id)
+            if check is not None:
+                check(connection, study_id)
+            write_news(connection, {trial_id: news})
 
-        self._link.write(all_of_it)
-        if own is not None:
-            own.written()
+        self._link.write(work)
 
     def _check_own_kind(self, study_id: int, name: str, kind: BaseDistribution) -> None:
         memory = self._memory.get(study_id)
@@ -259,6 +262,7 @@ class StudyStorage(TrialReads):
         memory = self._memory.setdefault(study_id, StudyMemory())
         earlier = memory.distributions.get(name)
         if earlier is None:
+            check_name(name)
             table = rows.params.c
             query = (
                 select(table.distribution_json)
@@ -275,18 +279,15 @@ class StudyStorage(TrialReads):
         self, connection: Connection, study_id: int, start: Any, template: FrozenTrial | None
     ) -> FrozenTrial:
         """Add a trial, with all that a template brings."""
-        if connection.execute(self._known.lock_study, {"study": study_id}).first() is None:
-            raise KeyError(f"no study with id {study_id}")
         if template is None:
-            return self.insert_running(connection, study_id, start)
+            return self.insert_running(connection, start, study=study_id)[1]
         begun, ended = template.datetime_start, template.datetime_complete
         fields = {
-            "study": study_id,
             "state": template.state,
             "start": rows.utc_naive(begun) if begun else None,
             "complete": rows.utc_naive(ended) if ended else None,
         }
-        made = connection.execute(self._known.add_trial, fields).one()
+        made = self._add(connection, study_id, fields)
         trial = copy_trial(template)
         trial.number, trial._trial_id = made.number, made.trial_id
         self._insert_details(connection, study_id, trial)
@@ -302,11 +303,7 @@ class StudyStorage(TrialReads):
             own.set_user_attr(key, value)
         for key, value in trial.system_attrs.items():
             own.set_system_attr(key, value)
-        own.write(connection)
-        if trial.values is not None:
-            new = rows.value_rows(trial._trial_id, trial.values)
-            connection.execute(self._known.value, new)
-        if trial.intermediate_values:
-            reports = trial.intermediate_values.items()
-            new = [rows.template_report(trial._trial_id, *report) for report in reports]
-            connection.execute(insert(rows.reports), new)
+        for report in trial.intermediate_values.items():
+            own.report(*report)
+        with own.taken() as news:
+            self.write_rest(connection, trial._trial_id, news, trial.values)

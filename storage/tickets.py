@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, select, update
+from optuna.trial import FrozenTrial
+from sqlalchemy import Connection, Integer, Row, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from hpo.errors import StorageError
 from storage import rows
 from storage.columns import clip, now_s, utc_now
+from storage.leases import RUNNING, renew
 from storage.link import Link
 from storage.schema import tickets
 from storage.studies import StudyStorage
 from storage.ticket import Claim, NewTicket, Ticket
 
-WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+WAITING, DONE, FAILED = "waiting", "done", "failed"
 STATES = (WAITING, RUNNING, DONE, FAILED)
 TRIAL, SWEEP, SCORE = "trial", "sweep", "score"
 
 
 def _first_waiting(*, of_one_study: bool) -> Any:
+    """Return the compare-and-set that takes the first waiting tickets, `most` of them."""
     queue = tickets.alias("queue")
     wanted = (queue.c.name == bindparam("study_name")) & (queue.c.state == WAITING)
     if of_one_study:
@@ -36,9 +40,11 @@ def _first_waiting(*, of_one_study: bool) -> Any:
         select(queue.c.id)
         .where(wanted)
         .order_by(queue.c.id)
-        .limit(1)
+        .limit(bindparam("most", type_=Integer))
         .with_for_update(skip_locked=True)
-        .scalar_subquery()
+        # Else PostgreSQL may look for the first ones again for each row that it updates.
+        .cte("first_waiting")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
     )
     taken = {
         "state": RUNNING,
@@ -46,7 +52,7 @@ def _first_waiting(*, of_one_study: bool) -> Any:
         **{name: bindparam("new_" + name) for name in ("owner", "host", "pid", "claim_token")},
         "taken_at": bindparam("now"),
     }
-    where = (tickets.c.id == first) & (tickets.c.state == WAITING)
+    where = tickets.c.id.in_(select(first.c.id)) & (tickets.c.state == WAITING)
     return update(tickets).where(where).values(taken).returning(*tickets.c)
 
 
@@ -57,13 +63,6 @@ NOTE_TRIAL = (
     .where(tickets.c.id == bindparam("ticket"))
     .values(trial_id=bindparam("trial"), trial_number=bindparam("number"))
 )
-RENEW = (
-    update(tickets)
-    .where(tickets.c.owner == bindparam("holder"), tickets.c.state == RUNNING)
-    .values(lease_until=now_s() + bindparam("lease_s"))
-    .returning(tickets.c.id)
-)
-
 
 class Tickets:
     """The tickets of all studies in a database."""
@@ -71,7 +70,6 @@ class Tickets:
     def __init__(self, link: Link, studies: StudyStorage) -> None:
         self._link = link
         self._studies = studies
-        self._known = rows.statements(link.engine.dialect.name)
 
     def write(self, name: str, study: str, kind: str, items: Iterable[NewTicket]) -> int:
         """Write the tickets that the study lacks and return how many those were.
@@ -138,6 +136,21 @@ class Tickets:
         Raises:
             StorageError: the Optuna study of the ticket does not exist.
         """
+        found = self.claim_many(name, owner, host, pid, lease_s, 1, only=only)
+        return found[0] if found else None
+
+    def claim_many(
+        self,
+        name: str,
+        owner: str,
+        host: str,
+        pid: int,
+        lease_s: float,
+        most: int,
+        *,
+        only: str | None = None,
+    ) -> Sequence[Claim]:
+        """Take the study's first waiting tickets, up to `most`, all at once, like `claim`."""
         token = uuid.uuid4().hex
         fields = {
             "study_name": name,
@@ -147,41 +160,44 @@ class Tickets:
             "new_pid": pid,
             "new_claim_token": token,
             "now": utc_now(),
+            "most": most,
             **({} if only is None else {"only": only}),
         }
-        made: list[tuple[int, Any]] = []
+        made: list[tuple[int, FrozenTrial]] = []
 
-        def take(connection: Connection) -> Claim | None:
+        def take(connection: Connection) -> list[Claim]:
             made.clear()
-            row = connection.execute(CLAIM if only is None else CLAIM_OF, fields).one_or_none()
-            if row is None:
-                return None
-            if row.kind != TRIAL:
-                return Claim(_ticket(row), None, None)
-            study_id, trial = self._make_trial(connection, row)
-            made.append((study_id, trial))
-            ticket = _ticket(row, trial_id=trial._trial_id, trial_number=trial.number)
-            return Claim(ticket, trial._trial_id, trial.number)
+            found = connection.execute(CLAIM if only is None else CLAIM_OF, fields).all()
+            return [self._claimed(connection, row, made) for row in sorted(found, key=_by_id)]
 
-        def taken(connection: Connection) -> Claim | None:
-            found = select(tickets).where(tickets.c.claim_token == token)
-            row = connection.execute(found).one_or_none()
-            return Claim(_ticket(row), row.trial_id, row.trial_number) if row else None
+        def taken(connection: Connection) -> list[Claim] | None:
+            mine = select(tickets).where(tickets.c.claim_token == token)
+            found = sorted(connection.execute(mine), key=_by_id)
+            return [Claim(_ticket(row), row.trial_id, row.trial_number) for row in found] or None
 
-        claim = self._link.write(take, again=taken)
+        claims = self._link.write(take, again=taken)
         for study_id, trial in made:
             self._studies.adopt(study_id, trial)
-        return claim
+        return claims
 
-    def _make_trial(self, connection: Connection, row: Row[Any]) -> tuple[int, Any]:
-        known = self._known
-        study_id = connection.execute(known.lock_study_by_name, {"study": row.study}).scalar()
-        if study_id is None:
-            raise StorageError(f"ticket {row.id}: its study '{row.study}' does not exist")
-        trial = self._studies.insert_running(connection, study_id, rows.utc_naive())
+    def _claimed(
+        self, connection: Connection, row: Row[Any], made: list[tuple[int, FrozenTrial]]
+    ) -> Claim:
+        """Return the claim of a ticket that was taken, with the trial that is made for it."""
+        if row.kind != TRIAL:
+            return Claim(_ticket(row), None, None)
+        start = rows.utc_naive()
+        try:
+            study_id, trial = self._studies.insert_running(connection, start, study=row.study)
+        except KeyError:
+            raise StorageError(
+                f"ticket {row.id}: its study '{row.study}' does not exist"
+            ) from None
+        made.append((study_id, trial))
         note = {"ticket": row.id, "trial": trial._trial_id, "number": trial.number}
         connection.execute(NOTE_TRIAL, note)
-        return study_id, trial
+        ticket = _ticket(row, trial_id=trial._trial_id, trial_number=trial.number)
+        return Claim(ticket, trial._trial_id, trial.number)
 
     def reserve(self, ticket_id: int, owner: str, params_key: str) -> bool:
         """Book a point of the space for a ticket; False if another one of the study has it."""
@@ -197,8 +213,7 @@ class Tickets:
 
     def renew(self, owner: str, lease_s: float) -> Sequence[int]:
         """Prolong all leases of an owner and return the tickets that are still its own."""
-        fields = {"holder": owner, "lease_s": lease_s}
-        return self._link.write(lambda c: list(c.execute(RENEW, fields).scalars()))
+        return self._link.write(lambda c: renew(c, owner, lease_s))
 
     def finish(
         self,
@@ -280,11 +295,32 @@ def close_ticket(
     expired_only: bool = False,
 ) -> bool:
     """End a running ticket within a transaction; False if the owner has lost it."""
-    fields = {"state": state, "ended_at": utc_now(), "lease_until": None, "cause": clip(cause)}
-    if result is not None:
-        fields["result"] = result
-    change = update(tickets).where(_held(ticket_id, owner, expired_only)).values(fields)
-    return bool(connection.execute(change).rowcount)
+    fields = {
+        "ticket": ticket_id,
+        "holder": owner,
+        "new_state": state,
+        "now": utc_now(),
+        "new_cause": clip(cause),
+        "new_result": result,
+    }
+    return bool(connection.execute(_close(owner is not None, expired_only), fields).rowcount)
+
+
+@cache
+def _close(owned: bool, expired_only: bool) -> Any:
+    held = _held(bindparam("ticket"), bindparam("holder") if owned else None, expired_only)
+    return (
+        update(tickets)
+        .where(held)
+        .values(
+            state=bindparam("new_state"),
+            ended_at=bindparam("now"),
+            lease_until=None,
+            cause=bindparam("new_cause"),
+            result=func.coalesce(bindparam("new_result", type_=tickets.c.result.type),
+                                 tickets.c.result),
+        )
+    )
 
 
 def return_ticket(
@@ -317,7 +353,7 @@ def return_ticket(
     return True
 
 
-def _held(ticket_id: int, owner: str | None, expired_only: bool) -> Any:
+def _held(ticket_id: Any, owner: Any, expired_only: bool) -> Any:
     """Return the fence: the ticket runs, for this owner, and its lease has passed if it must."""
     where = (tickets.c.id == ticket_id) & (tickets.c.state == RUNNING)
     if owner is not None:
@@ -344,6 +380,10 @@ def _new_row(name: str, study: str, kind: str, item: NewTicket) -> dict[str, Any
         "attempt": 0,
         "created_at": utc_now(),
     }
+
+
+def _by_id(row: Row[Any]) -> int:
+    return row.id
 
 
 def _ticket(row: Row[Any], **changes: Any) -> Ticket:

@@ -28,12 +28,17 @@ class TrialReads(StudyRows):
         self._memory: dict[int, StudyMemory] = {}
         self._running: dict[int, RunningTrial] = {}
 
+    def after_fork(self) -> None:
+        """Leave running trials to the parent."""
+        self._lock = RLock()
+        self._running = {}
+
     def running(self, trial_id: int) -> RunningTrial | None:
         """Return a trial of this process that has not ended."""
         return self._running.get(trial_id)
 
     def forget(self, trial_id: int) -> None:
-        """Give up a trial of this process; its unwritten params and attributes are dropped."""
+        """Give up a trial of this process; what of it is not written is dropped."""
         own = self._running.pop(trial_id, None)
         if own is not None:
             self._stale(own.study_id)
@@ -64,13 +69,11 @@ class TrialReads(StudyRows):
 
         Without `deepcopy` the ended ones are those of the memory: look, and change nothing.
         """
-        with_open = states is None or any(state in states for state in rows.UNFINISHED)
+        wanted = {s.name for s in rows.UNFINISHED if states is None or s in states}
         with self._lock:
             memory = self._memory.setdefault(study_id, StudyMemory())
-            trials = self._link.read(lambda c: self._refresh(c, memory, study_id, with_open))
-            trials = _merge(memory.in_order(), trials)
-        if states is not None:
-            trials = [trial for trial in trials if trial.state in states]
+            trials = self._link.read(lambda c: self._refresh(c, memory, study_id, wanted))
+            trials = _merge(memory.in_order(states), trials)
         return [copy_trial(trial) for trial in trials] if deepcopy else trials
 
     def ended_since(
@@ -89,7 +92,7 @@ class TrialReads(StudyRows):
         with self._lock:
             memory = self._memory.setdefault(study_id, StudyMemory())
             if time.monotonic() - memory.refreshed_at > max_age_s:
-                self._link.read(lambda c: self._refresh(c, memory, study_id, False))
+                self._link.read(lambda c: self._refresh(c, memory, study_id, set()))
             arrived = memory.arrived
             anew = seen is not None and seen[0] is not arrived
             begin = 0 if seen is None or anew else seen[1]
@@ -106,22 +109,25 @@ class TrialReads(StudyRows):
             raise KeyError(f"no trial {trial_number} in the study with id {study_id}")
         return found
 
-    def drop_memory(self) -> None:
-        """Forget all studies; the next read brings them in anew."""
+    def drop(self, study_ids: Sequence[int]) -> None:
+        """Forget studies that are deleted, and what their running trials gathered."""
         with self._lock:
-            self._memory.clear()
-            self._running.clear()
+            for study_id in study_ids:
+                self._memory.pop(study_id, None)
+            for trial_id, own in list(self._running.items()):
+                if own.study_id in study_ids:
+                    del self._running[trial_id]
 
     def _refresh(
-        self, connection: Connection, memory: StudyMemory, study_id: int, with_open: bool
+        self, connection: Connection, memory: StudyMemory, study_id: int, wanted: set[str]
     ) -> list[FrozenTrial]:
         own = {t: o for t, o in list(self._running.items()) if o.study_id == study_id}
-        found = memory.refresh(connection, study_id, with_open=with_open, skip=set(own))
+        found = memory.refresh(connection, study_id, wanted=wanted, skip=set(own))
         # One that is ours and no longer open was ended by somebody else.
         for trial_id in set(own) - memory.open_ids():
             self.forget(trial_id)
             own.pop(trial_id)
-        return found + ([copy_trial(o.trial) for o in own.values()] if with_open else [])
+        return found + [copy_trial(o.trial) for o in own.values() if o.trial.state.name in wanted]
 
     def _read_one(self, connection: Connection, trial_id: int) -> tuple[FrozenTrial, int]:
         found = heads(connection, ONE, trial=trial_id)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
 import storage
 from hpo import Categorical, Float
@@ -25,10 +26,11 @@ from hpo.queue import (
     owner_token,
     phase_of,
     search_items,
+    store_params,
     stored_params,
     study_of,
 )
-from hpo.space import Param
+from hpo.space import Param, params_to_json
 from hpo.studies import (
     check_data,
     check_same,
@@ -131,6 +133,24 @@ def test_a_lost_trial_s_params_are_read_back_to_the_last_bit(db: Database) -> No
     assert lost_with_params(db)[1] == {"x": 0.30000000000000004, "sizes": (3,)}
 
 
+def test_params_that_a_worker_told_before_it_died_are_stored_with_its_trial(
+    db: Database, tmp_path: Path
+) -> None:
+    """Exactly, also tuples; what the trial has already stays, and an ended trial keeps its end."""
+    db.tickets.write("s", "s", "trial", search_items(1, seed=0))
+    claim = claimed(db)
+    parent = Database(f"sqlite:///{tmp_path / 'hpo.db'}")
+    drawn = params_to_json({"x": 0.1 + 0.2, "sizes": (3,)})
+    store_params(parent, claim.ticket, SPACE, drawn)
+    store_params(parent, claim.ticket, SPACE, {**drawn, "x": 0.5})
+    found = stored_params(parent, claim.ticket, SPACE)
+    assert found == {"x": 0.30000000000000004, "sizes": (3,)}
+    db.end_trial(claim.ticket.id, "here", claim.trial_id or 0, TrialState.FAIL, None, {})
+    store_params(parent, claim.ticket, SPACE, drawn)
+    assert parent.studies.get_all_trials(1)[0].state == TrialState.FAIL
+    parent.close()
+
+
 def test_a_lost_ticket_waits_again_with_its_params_and_its_origin(db: Database) -> None:
     """C11: a trial and its retries count once; none is left RUNNING."""
     ticket, params = lost_with_params(db)
@@ -203,7 +223,6 @@ def test_fixed_items_keep_their_params_and_search_items_have_none() -> None:
 
 
 def test_complete_trials_are_counted_in_the_phases_that_were_asked_for(db: Database) -> None:
-    from optuna.trial import TrialState
 
     db.tickets.write("s", "s", "trial", search_items(2, 0))
     for state, value in ((TrialState.COMPLETE, 1.0), (TrialState.FAIL, None)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import optuna
 import pytest
+from numpy.random import RandomState
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import TPESampler
 from optuna.samplers._tpe.sampler import _split_trials, default_gamma
@@ -73,7 +74,9 @@ def test_the_best_are_those_of_optuna_and_the_rest_is_a_part_of_its_rest(
     study = filled(ours, 420, seed, direction)
     trials = study.get_trials(deepcopy=False, states=ENDED)
     below, _ = _split_trials(study, trials, default_gamma(len(trials)))
-    weighed = _ranked(study).weighed(260, random.Random(seed))
+    ranked = _ranked(study)
+    assert ranked is not None
+    weighed = ranked.weighed(260, RandomState(seed))
     ours_below, ours_above = _split_trials(study, weighed, default_gamma(len(weighed)))
     assert len(trials) > 300 and len(weighed) == 260
     assert [t.number for t in ours_below] == [t.number for t in below]

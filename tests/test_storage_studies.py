@@ -245,21 +245,6 @@ def test_an_epoch_reported_again_is_stored_once(db: Database) -> None:
     assert db.studies.get_trial(trial_id).intermediate_values == {0: 0.2}
 
 
-def test_params_of_a_running_trial_arrive_with_its_first_report(
-    db: Database, ready_url: str
-) -> None:
-    """Grouped writes: this process sees them at once, the others with the report."""
-    study_id = db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
-    trial_id = db.studies.create_new_trial(study_id)
-    db.studies.set_trial_param(trial_id, "x", 0.5, UNIT)
-    other = Database(ready_url)
-    assert db.studies.get_trial(trial_id).params == {"x": 0.5}
-    assert other.studies.get_trial(trial_id).params == {}
-    db.report(trial_id, "s", 0, 0, 0.1, {})
-    assert other.studies.get_trial(trial_id).params == {"x": 0.5}
-    other.close()
-
-
 def test_flush_brings_params_and_attributes_to_the_others(db: Database, ready_url: str) -> None:
     """A worker flushes once it has drawn all params."""
     study_id = db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
