@@ -1,13 +1,14 @@
 """What a trial costs beside its training: Optuna's own SQLite storage, ours, and hpo's worker.
 
-    python benchmarks/bookkeeping.py [--sizes 100,10000] [--trials 40] [--storage postgresql://...]
+    python benchmarks/bookkeeping.py [--sizes 100,10000] [--trials 40] [--rounds 3]
+                                     [--database sqlite|postgresql|both]
 
 A trial has 6 params, 10 epochs and a look at the pruner after each, and trains nothing; the study
 holds 100 or 10,000 ended trials before. Each side runs in a process of its own: CPU time is the
-median over trials after a warm-up, statements are cursor calls (an executemany is one) and commits
-those of the engine, both of the trials that follow. "open" is the CPU time in which a new process
-that has done its imports has all trials of the study. `--storage` runs our two sides on a
-PostgreSQL server, in databases that are made for it and dropped. FAIL where ours misses a goal.
+median over trials after a warm-up, statements are cursor calls (an executemany is one) and
+commits those of the engine, both the median of ten trials that follow. "open" is the CPU time in
+which a new process that has done its imports has all trials of the study. The sides take turns,
+and the table holds medians over the rounds. FAIL where ours misses a goal.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from databases import KINDS, databases
 from history import N_EPOCHS, SPACE, curve, fill
 
 SIDES = {"stock": "Optuna's storage", "ours": "storage.open", "worker": "hpo's worker"}
@@ -63,11 +63,13 @@ def measured(one_trial: Callable[[], None], engine: Any, n_trials: int) -> dict[
         started = time.process_time()
         one_trial()
         times.append(time.process_time() - started)
-    counter = Counter(engine)
+    counter, counts = Counter(engine), []
     for _ in range(N_COUNTED):
+        counter.statements = counter.commits = 0
         one_trial()
-    return {"ms": 1000 * statistics.median(times), "statements": counter.statements / N_COUNTED,
-            "commits": counter.commits / N_COUNTED}
+        counts.append((counter.statements, counter.commits))
+    return {"ms": 1000 * statistics.median(times), "statements": statistics.median(
+        n for n, _ in counts), "commits": statistics.median(n for _, n in counts)}
 
 
 def by_optuna(url: str, side: str, sampler: str, n_trials: int) -> dict[str, float]:
@@ -121,12 +123,13 @@ def by_worker(url: str, sampler: str, n_trials: int, folder: Path) -> dict[str, 
                             for name, kind in SPACE.items()},
                      objective=objective, maximize="score", epochs=N_EPOCHS)
     db = Database(url)
-    first = 1_000_000 * (1 + SAMPLERS.index(sampler))
+    first = max((ticket.idx for ticket in db.tickets.list("s")), default=-1) + 1
     items = [NewTicket(idx=first + i, payload={"seed": 0})
              for i in range(N_WARM + n_trials + N_COUNTED)]
     db.tickets.write("s", "s", "trial", items)
     db.close()
-    order = {"name": "s", "storage": url, "home": str(folder), "data_dir": None, "only": "s",
+    order = {"name": "s", "storage": url, "storage_timeout_s": 60, "home": str(folder),
+             "data_dir": None, "only": "s",
              "sampler": sampler, "pruner": "median", "prune_startup": 5, "prune_warmup": N_EPOCHS,
              "epochs": N_EPOCHS, "seed": 1, "allow_duplicates": False, "max_retries": None,
              "top_k": 0, "device": "cpu", "worker": 0, "data_fraction": 1.0}
@@ -157,33 +160,6 @@ def opening(url: str, side: str) -> dict[str, float]:
     return {"open_s": time.process_time() - started, "n_trials": n_trials}
 
 
-@contextmanager
-def database(server: str | None, folder: Path) -> Iterator[str]:
-    """Give a new database that is set up: a file, or one on the server."""
-    import storage
-
-    if server is None:
-        url = f"sqlite:///{folder / f'{uuid.uuid4().hex}.db'}"
-        storage.init(url)
-        yield url
-        return
-    from sqlalchemy import create_engine, make_url, text
-
-    admin = create_engine(make_url(server).set(drivername="postgresql+psycopg"),
-                          isolation_level="AUTOCOMMIT")
-    name = f"bench_{uuid.uuid4().hex[:12]}"
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-        url = make_url(server).set(drivername="postgresql", database=name)
-        try:
-            url = url.render_as_string(hide_password=False)
-            storage.init(url)
-            yield url
-        finally:
-            connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    admin.dispose()
-
-
 def one(url: str, side: str, sampler: str, n_trials: int) -> dict[str, float]:
     """Measure one side in a process of its own."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -193,29 +169,45 @@ def one(url: str, side: str, sampler: str, n_trials: int) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def table(server: str | None, sizes: list[int], n_trials: int) -> bool:
-    """Measure all sides at all sizes, print the table, and return whether goals are met."""
-    sides = [side for side in SIDES if server is None or side != "stock"]
-    found: dict[tuple[str, int, str], dict[str, float]] = {}
-    for n in sizes:
-        with tempfile.TemporaryDirectory(prefix="hpo-bookkeeping-") as folder:
-            for side in sides:
-                with database(server, Path(folder)) as url:
-                    fill(url, "s", n)
-                    found[side, n, "open"] = one(url, side, "open", 0)
-                    for sampler in SAMPLERS:
-                        found[side, n, sampler] = one(url, side, sampler, n_trials)
-    print(f"one trial of {len(SPACE)} params and {N_EPOCHS} epochs, median of {n_trials}")
+def measure(kind: str, sizes: list[int], n_trials: int, n_rounds: int) -> dict[Any, Any]:
+    """Measure all sides at all sizes, in turns, and return the medians over the rounds."""
+    found: dict[tuple[str, int, str], list[dict[str, float]]] = {}
+    urls: dict[tuple[str, int], str] = {}
+    with databases() as made:
+        for n in sizes:
+            for side in _sides(kind):
+                url = urls[side, n] = made.new(kind)
+                fill(url, "s", n)
+        for _ in range(n_rounds):
+            for side in _sides(kind):
+                for what in ("open", *SAMPLERS):
+                    for n in sizes:
+                        result = one(urls[side, n], side, what, n_trials)
+                        found.setdefault((side, n, what), []).append(result)
+    return {key: {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+            for key, rounds in found.items()}
+
+
+def table(kind: str, sizes: list[int], n_trials: int, n_rounds: int) -> bool:
+    """Print the table of one kind of database and return whether goals are met."""
+    found = measure(kind, sizes, n_trials, n_rounds)
+    print(f"\n{kind}: one trial of {len(SPACE)} params and {N_EPOCHS} epochs, median of "
+          f"{n_trials}, {n_rounds} rounds")
     print(f"  {'':<18}{'trials':>8}{'statements':>12}{'commits':>9}{'CPU-ms random':>15}"
           f"{'CPU-ms tpe':>12}{'open CPU-s':>12}")
-    for side in sides:
+    for side in _sides(kind):
         for n in sizes:
             random_, tpe = (found[side, n, sampler] for sampler in SAMPLERS)
             print(f"  {SIDES[side]:<18}{n:>8}"
                   f"{max(random_['statements'], tpe['statements']):>12.1f}"
                   f"{max(random_['commits'], tpe['commits']):>9.1f}{random_['ms']:>15.2f}"
                   f"{tpe['ms']:>12.2f}{found[side, n, 'open']['open_s']:>12.2f}")
-    return all([judged(side, sizes, found) for side in sides if side != "stock"])
+    return all([judged(side, sizes, found) for side in _sides(kind) if side != "stock"])
+
+
+def _sides(kind: str) -> list[str]:
+    """Return the sides that are measured: Optuna's own on SQLite, its default."""
+    return [side for side in SIDES if kind == "sqlite" or side != "stock"]
 
 
 def judged(side: str, sizes: list[int], found: dict[tuple[str, int, str], Any]) -> bool:
@@ -242,14 +234,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="100,10000")
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--storage", help="a PostgreSQL server on which databases may be made")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--database", choices=(*KINDS, "both"), default="both")
     parser.add_argument("--side", choices=tuple(SIDES))
     parser.add_argument("--sampler", choices=(*SAMPLERS, "open"))
     parser.add_argument("--url")
     args = parser.parse_args()
     if args.side is None:
         sizes = [int(n) for n in args.sizes.split(",")]
-        return 0 if table(args.storage, sizes, args.trials) else 1
+        kinds = KINDS if args.database == "both" else (args.database,)
+        return 0 if all([table(kind, sizes, args.trials, args.rounds) for kind in kinds]) else 1
     random.seed(0)
     if args.sampler == "open":
         result = opening(args.url, args.side)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from optuna.distributions import FloatDistribution, distribution_to_json
-from sqlalchemy import insert
+from sqlalchemy import insert, text
 
 N_PARAMS, N_EPOCHS = 6, 10
 SPACE = {
@@ -46,6 +46,11 @@ def fill(url: str, name: str, n_trials: int, seed: int = 0) -> None:
         with db.engine.begin() as connection:
             for table, found in _rows(study._study_id, name, chunk, rng).items():
                 connection.execute(insert(table), found)
+    with db.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            last = "SELECT setval('trials_trial_id_seq', (SELECT max(trial_id) FROM trials))"
+            connection.execute(text(last))
+        connection.execute(text("ANALYZE"))
     db.close()
 
 

@@ -32,6 +32,9 @@ Home = Annotated[Path | None, _option(
 Storage = Annotated[str | None, _option(
     "--storage", "The database: sqlite:///FILE or postgresql://... (default: hpo.db in --home).",
     "HPO_STORAGE")]
+StorageTimeout = Annotated[float, _option(
+    "--storage-timeout", "Seconds in which a lost database may come back before the run ends.",
+    "HPO_STORAGE_TIMEOUT")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str | None, _option(
     "--name", "A name for the study other than its module's: several from one module.",
@@ -95,6 +98,7 @@ def run(
     data_fraction: Fraction = None,
     home: Home = None,
     storage: Storage = None,
+    storage_timeout: StorageTimeout = 60.0,
 ) -> int:
     """Run a study: LR range test, grid baseline, search, confirmation, registration."""
     from hpo.launch import launch
@@ -108,6 +112,7 @@ def run(
         timeout_s=timeout, phases=s.parse_phases(phases, sampler), top_k=top_k,
         confirm_seeds=confirm_seeds, max_retries=max_retries, allow_duplicates=allow_duplicates,
         allow_space_change=allow_space_change, data_dir=data_dir, data_fraction=data_fraction,
+        storage_timeout_s=storage_timeout,
     ), _console())
 
 
@@ -117,6 +122,7 @@ def worker(
     timeout: Annotated[float | None, _option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
     data_dir: DataDir = None, home: Home = None, storage: Storage = None,
+    storage_timeout: StorageTimeout = 60.0,
 ) -> int:
     """Train trials of a study that `hpo run` drives, here or on another host, until stopped."""
     from hpo.launch import serve
@@ -125,7 +131,7 @@ def worker(
     return serve(s.Settings(
         study=study, name=study if name is None else name, home=where,
         storage=s.storage_url(storage, where), workers=workers, devices=devices,
-        timeout_s=timeout, data_dir=data_dir,
+        timeout_s=timeout, data_dir=data_dir, storage_timeout_s=storage_timeout,
     ), _console())
 
 

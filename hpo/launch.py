@@ -168,8 +168,9 @@ def _serve(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -
     make_home(settings.home)
     order = order_of(settings, spec)
     data = _prepared(pool, order, row, show)
-    course = phases.Course(settings, spec, described["grid"], described["defaults"], data,
-                           Database(settings.storage), pool, show, stopper.check)
+    db = Database(settings.storage, settings.storage_timeout_s)
+    course = phases.Course(settings, spec, described["grid"], described["defaults"], data, db,
+                           pool, show, stopper.check)
     show.say(f"waiting for trials of study '{settings.name}'")
     return _worked(course, order, lambda: phases.work_off(course))
 
@@ -203,7 +204,8 @@ def _display(console: Console, spec: Mapping[str, Any], pool: Pool) -> Display:
 
 def order_of(settings: Settings, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a worker is told of a run, as JSON data."""
-    return {**settings.order(spec), "storage": settings.storage, "home": str(settings.home),
+    return {**settings.order(spec), "storage": settings.storage,
+            "storage_timeout_s": settings.storage_timeout_s, "home": str(settings.home),
             "data_dir": None if settings.data_dir is None else str(settings.data_dir),
             "only": None}
 
@@ -256,7 +258,7 @@ def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) 
     from storage.database import Database
 
     storage.init(settings.storage)
-    db = Database(settings.storage)
+    db = Database(settings.storage, settings.storage_timeout_s)
     db.runs.save_study(settings.name, module=settings.study, metric=spec["metric"],
                  direction=spec["direction"], epochs=settings.epochs,
                  settings=settings.stored(),

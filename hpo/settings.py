@@ -61,6 +61,7 @@ class Settings:
     seed: int | None = None
     epochs: int | None = None
     timeout_s: float | None = None
+    storage_timeout_s: float = 60.0
     phases: tuple[str, ...] = PHASES
     max_retries: int | None = None
     allow_duplicates: bool | None = None
@@ -199,6 +200,9 @@ def check(settings: Settings) -> None:
             raise InputError(f"{flag(what)} must be at least {low}, got {value}")
     if settings.timeout_s is not None and not settings.timeout_s > 0:
         raise InputError(f"--timeout must be above 0 seconds, got {settings.timeout_s:g}")
+    if not settings.storage_timeout_s > 0:
+        raise InputError("--storage-timeout must be above 0 seconds, got "
+                         f"{settings.storage_timeout_s:g}")
     fraction = settings.data_fraction
     if fraction is not None and not 0 < fraction <= 1:
         raise InputError(f"--data-fraction must be above 0 and at most 1, got {fraction:g}")

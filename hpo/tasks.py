@@ -60,7 +60,7 @@ class Tasks:
         self.goal = Goal(spec.metric, spec.direction == "maximize")
         self.home = Path(order["home"])
         self.owner = owner_token()
-        self.db = Database(order["storage"])
+        self.db = Database(order["storage"], order["storage_timeout_s"])
         self._studies: dict[str, Study] = {}
         self._trim = Trim()
 

@@ -27,7 +27,8 @@ from storage.running import Gathered
 from storage.runs import Runs
 from storage.studies import UNKNOWN, StudyStorage
 from storage.study_rows import delete_studies
-from storage.tickets import DONE, FAILED, Tickets, close_ticket, return_ticket
+from storage.ticket_ends import DONE, FAILED, close_ticket, return_ticket
+from storage.tickets import Tickets
 
 TICKET_STATES = {TrialState.COMPLETE: DONE, TrialState.PRUNED: DONE, TrialState.FAIL: FAILED}
 # The attribute that a person reads in a table; the whole text is in the trial's log file.

@@ -67,22 +67,22 @@ def sqlite_path(url: URL) -> Path | None:
 def make_engine(url: str, timeout_s: float = 60) -> Engine:
     """Make the engine for a URL; connects to nothing yet.
 
-    `timeout_s` bounds the wait for a free session.
+    `timeout_s` bounds the wait for a free session, and for SQLite's lock.
 
     Raises:
         InputError: a bad URL, a missing driver, or a place where SQLite cannot work.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite_engine(parsed)
+        return _sqlite_engine(parsed, timeout_s)
     return _postgres_engine(parsed, timeout_s)
 
 
-def _sqlite_engine(url: URL) -> Engine:
+def _sqlite_engine(url: URL, timeout_s: float) -> Engine:
     path = sqlite_path(url)
     if path is not None:
         _check_place(path)
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    engine = create_engine(url, connect_args={"timeout": min(BUSY_TIMEOUT_S, timeout_s)})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -18,14 +17,22 @@ from sqlalchemy.exc import IntegrityError
 
 from hpo.errors import StorageError
 from storage import rows
-from storage.columns import clip, now_s, utc_now
+from storage.columns import now_s, utc_now
 from storage.leases import RUNNING, renew
 from storage.link import Link
 from storage.schema import tickets
 from storage.studies import StudyStorage
 from storage.ticket import Claim, NewTicket, Ticket
+from storage.ticket_ends import (
+    DONE,
+    FAILED,
+    WAITING,
+    close_ticket,
+    free,
+    held,
+    return_ticket,
+)
 
-WAITING, DONE, FAILED = "waiting", "done", "failed"
 STATES = (WAITING, RUNNING, DONE, FAILED)
 TRIAL, SWEEP, SCORE = "trial", "sweep", "score"
 
@@ -115,7 +122,7 @@ class Tickets:
             & tickets.c.idx.in_(list(idxs))
             & (tickets.c.state == FAILED)
         )
-        change = update(tickets).where(chosen).values(**_free(), state=WAITING, ended_at=None)
+        change = update(tickets).where(chosen).values(**free(), state=WAITING, ended_at=None)
         return self._link.write(lambda c: c.execute(change).rowcount)
 
     def claim(
@@ -202,7 +209,7 @@ class Tickets:
     def reserve(self, ticket_id: int, owner: str, params_key: str) -> bool:
         """Book a point of the space for a ticket; False if another one of the study has it."""
         change = (
-            update(tickets).where(_held(ticket_id, owner, False)).values(params_key=params_key)
+            update(tickets).where(held(ticket_id, owner, False)).values(params_key=params_key)
         )
         try:
             return bool(self._link.write(lambda c: c.execute(change).rowcount))
@@ -283,88 +290,6 @@ class Tickets:
         query = select(tickets).where(where).order_by(tickets.c.study, tickets.c.idx)
         found = self._link.read(lambda c: c.execute(query).all())
         return [_ticket(row) for row in found]
-
-
-def close_ticket(
-    connection: Connection,
-    ticket_id: int,
-    owner: str | None,
-    state: str,
-    cause: str | None = None,
-    result: Any = None,
-    expired_only: bool = False,
-) -> bool:
-    """End a running ticket within a transaction; False if the owner has lost it."""
-    fields = {
-        "ticket": ticket_id,
-        "holder": owner,
-        "new_state": state,
-        "now": utc_now(),
-        "new_cause": clip(cause),
-        "new_result": result,
-    }
-    return bool(connection.execute(_close(owner is not None, expired_only), fields).rowcount)
-
-
-@cache
-def _close(owned: bool, expired_only: bool) -> Any:
-    held = _held(bindparam("ticket"), bindparam("holder") if owned else None, expired_only)
-    return (
-        update(tickets)
-        .where(held)
-        .values(
-            state=bindparam("new_state"),
-            ended_at=bindparam("now"),
-            lease_until=None,
-            cause=bindparam("new_cause"),
-            result=func.coalesce(bindparam("new_result", type_=tickets.c.result.type),
-                                 tickets.c.result),
-        )
-    )
-
-
-def return_ticket(
-    connection: Connection,
-    ticket_id: int,
-    owner: str | None,
-    cause: str,
-    params: Mapping[str, Any] | None,
-    count: bool,
-    expired_only: bool = False,
-) -> bool:
-    """Let a running ticket wait again within a transaction; False if the owner has lost it."""
-    held = select(tickets).where(_held(ticket_id, owner, expired_only)).with_for_update()
-    row = connection.execute(held).one_or_none()
-    if row is None:
-        return False
-    payload = dict(row.payload or {})
-    if row.trial_number is not None:
-        payload["retry_of"] = row.trial_number
-    fields = {
-        **_free(),
-        "state": WAITING,
-        "cause": clip(cause),
-        "attempt": row.attempt + (1 if count else 0),
-        "payload": payload,
-    }
-    if params is not None:
-        fields["params"] = dict(params)
-    connection.execute(update(tickets).where(tickets.c.id == ticket_id).values(fields))
-    return True
-
-
-def _held(ticket_id: Any, owner: Any, expired_only: bool) -> Any:
-    """Return the fence: the ticket runs, for this owner, and its lease has passed if it must."""
-    where = (tickets.c.id == ticket_id) & (tickets.c.state == RUNNING)
-    if owner is not None:
-        where &= tickets.c.owner == owner
-    return where & (tickets.c.lease_until < now_s()) if expired_only else where
-
-
-def _free() -> dict[str, None]:
-    """Return the fields that a ticket without an owner has not."""
-    held = ("owner", "host", "pid", "lease_until", "claim_token", "trial_id", "trial_number")
-    return dict.fromkeys((*held, "taken_at"))
 
 
 def _new_row(name: str, study: str, kind: str, item: NewTicket) -> dict[str, Any]:

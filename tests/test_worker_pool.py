@@ -55,7 +55,7 @@ def order(folder: Path, **changes: Any) -> dict[str, Any]:
             "seed": 0, "data_fraction": 1.0, "sampler": "random", "pruner": "none",
             "prune_startup": 5, "prune_warmup": 1, "allow_duplicates": False,
             "max_retries": None, "top_k": 3, "home": str(folder), "data_dir": None, "only": None,
-            "storage": f"sqlite:///{folder / 'hpo.db'}", **changes}
+            "storage": f"sqlite:///{folder / 'hpo.db'}", "storage_timeout_s": 60, **changes}
 
 
 def queued(folder: Path, n: int) -> Database:
