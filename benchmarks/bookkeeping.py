@@ -77,8 +77,8 @@ def by_optuna(url: str, side: str, sampler: str, n_trials: int) -> dict[str, flo
     import optuna
 
     import storage
-    from hpo.samplers import BoundedTPESampler
     from hpo.search import make_pruner
+    from hpo.tpe import BoundedTPESampler
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     kinds: dict[str, Any] = {"random": optuna.samplers.RandomSampler,

@@ -1,6 +1,7 @@
 """The bounded TPE against Optuna's own, on test functions: is what it finds as good?
 
-    python benchmarks/sampling.py [--seeds 30] [--trials 500] [--weighed 250] [--processes 2]
+    python benchmarks/sampling.py [--seeds 30] [--first 0] [--trials 500] [--weighed 250]
+                                  [--processes 2]
 
 Both sides run the same number of trials from the same seeds on the same storage; up to the trials
 that a draw weighs they are the same, so only studies beyond it are compared. Prints the median
@@ -96,7 +97,7 @@ def regret(job: tuple[Function, str, int, int, int]) -> float:
     import optuna
 
     import storage
-    from hpo.samplers import BoundedTPESampler
+    from hpo.tpe import BoundedTPESampler
 
     function, side, seed, n_trials, n_weighed = job
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -124,11 +125,13 @@ def p_value(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def main() -> int:
     """Compare both samplers on every function; exit code 1 where the bounded one is worse."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("seeds", 30), ("trials", 500), ("weighed", 250), ("processes", 2)):
+    for name, value in (("seeds", 30), ("first", 0), ("trials", 500), ("weighed", 250),
+                        ("processes", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
+    seeds = range(args.first, args.first + args.seeds)
     jobs = [(function, side, seed, args.trials, args.weighed) for function in FUNCTIONS
-            for seed in range(args.seeds) for side in ("bounded", "optuna")]
+            for seed in seeds for side in ("bounded", "optuna")]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         found = dict(zip(jobs, pool.imap(regret, jobs, chunksize=1), strict=True))
     print(f"{args.trials} trials, {args.weighed} weighed, {args.seeds} seeds: median regret")
@@ -136,7 +139,7 @@ def main() -> int:
     p_values = []
     for function in FUNCTIONS:
         ours, theirs = ([found[function, side, seed, args.trials, args.weighed]
-                         for seed in range(args.seeds)] for side in ("bounded", "optuna"))
+                         for seed in seeds] for side in ("bounded", "optuna"))
         p_values.append(p_value(ours, theirs))
         wins = sum(a < b for a, b in zip(ours, theirs, strict=True))
         losses = sum(a > b for a, b in zip(ours, theirs, strict=True))

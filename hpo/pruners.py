@@ -7,6 +7,7 @@ and take in the trials that have ended since the last question. They decide exac
 from __future__ import annotations
 
 import math
+import os
 from bisect import insort
 from threading import Lock
 from typing import Any
@@ -30,20 +31,6 @@ class RunningPercentilePruner(PercentilePruner):
     Source: Golovin et al., Google Vizier, section 3.2 (the median stopping rule).
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._known: WeakKeyDictionary[Any, dict[int, _History]] = WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is known of studies: another process has storages of its own."""
-        return {name: value for name, value in self.__dict__.items() if name != "_known"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin with no study known."""
-        for name, value in state.items():
-            setattr(self, name, value)
-        self._known = WeakKeyDictionary()
-
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Return whether the trial's best value is worse than the percentile at its step."""
         if not hasattr(study._storage, "ended_since"):
@@ -52,7 +39,7 @@ class RunningPercentilePruner(PercentilePruner):
         if step is None or step < self._n_warmup_steps:
             return False
         storage: Any = study._storage
-        known = self._known.setdefault(storage, {}).setdefault(study._study_id, _History())
+        known = _KNOWN.setdefault(storage, {}).setdefault(study._study_id, _History())
         known.take_in(storage, study._study_id)
         if not known.n_complete or known.n_complete < self._n_startup_trials:
             return False
@@ -131,3 +118,11 @@ class RunningMedianPruner(RunningPercentilePruner):
                  interval_steps: int = 1, *, n_min_trials: int = 1) -> None:
         super().__init__(50.0, n_startup_trials, n_warmup_steps, interval_steps,
                          n_min_trials=n_min_trials)
+
+
+# What is known of each study: the same for all pruners.
+_KNOWN: WeakKeyDictionary[Any, dict[int, _History]] = WeakKeyDictionary()
+
+if hasattr(os, "register_at_fork"):
+    # A child must not wait for a lock that another thread of its parent held.
+    os.register_at_fork(after_in_child=_KNOWN.clear)

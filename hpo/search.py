@@ -48,7 +48,7 @@ def make_sampler(
         return _cmaes(seed)
     if name == "gp":
         return samplers.GPSampler(seed=seed)
-    from hpo.samplers import BoundedTPESampler
+    from hpo.tpe import BoundedTPESampler
 
     return BoundedTPESampler(seed=seed, announces=False)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
+from hpo.kept import Checkpoints
 from hpo.queue import LEASE_S, back_after, owner_token, phase_of, retry_attrs
 from hpo.search import draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
@@ -26,7 +27,7 @@ from hpo.spec import Run, StudySpec
 if TYPE_CHECKING:
     from optuna import Study
 
-    from storage.ticket import Claim, Ticket
+    from storage.ticket import Claim, ClaimOrder, Ticket
 
 # To look for freed memory takes milliseconds in a large process.
 _TRIM_EVERY_S = 1.0
@@ -61,21 +62,46 @@ class Tasks:
         self.home = Path(order["home"])
         self.owner = owner_token()
         self.db = Database(order["storage"], order["storage_timeout_s"])
+        self.kept = Checkpoints(self.db, self.home, order["name"], order["top_k"], self.goal)
         self._studies: dict[str, Study] = {}
         self._trim = Trim()
+        # Taken with the end of the trial before it, in one transaction.
+        self._next: Claim | None = None
 
     def close(self) -> None:
-        """Close the database."""
-        self.db.close()
+        """Give back the ticket that was taken but not begun, and close the database."""
+        claim, self._next = self._next, None
+        try:
+            if claim is not None:
+                self._give_back(claim)
+        finally:
+            self.db.close()
+
+    def _give_back(self, claim: Claim) -> None:
+        from optuna.trial import TrialState
+
+        reason = "interrupted: before its first epoch"
+        if claim.trial_id is None:
+            self.db.tickets.give_back(claim.ticket.id, self.owner, reason, count=False)
+            return
+        attrs = {"reason": reason, "ticket": claim.ticket.idx}
+        self.db.end_trial(claim.ticket.id, self.owner, claim.trial_id, TrialState.FAIL, None,
+                          attrs, back=(reason, None, False))
 
     def claim(self) -> Claim | None:
         """Take the next ticket, of the phase under way if one is named; None when none waits."""
-        claim = self.db.tickets.claim(
-            self.order["name"], self.owner, socket.gethostname(), os.getpid(), LEASE_S,
-            only=self.order["only"])
+        claim, self._next = self._next, None
+        if claim is None:
+            [claim] = self.db.tickets.claim_many(self._order_of_claim(), 1) or [None]
         if claim is not None:
             self.db.studies.keep_lease(claim.ticket.id, self.owner, LEASE_S)
         return claim
+
+    def _order_of_claim(self) -> ClaimOrder:
+        from storage.ticket import ClaimOrder
+
+        return ClaimOrder(self.order["name"], self.owner, socket.gethostname(), os.getpid(),
+                          LEASE_S, self.order["only"])
 
     def run(self, claim: Claim) -> bool:
         """Do a claimed ticket; return whether this process may be spoiled for another."""
@@ -184,7 +210,7 @@ class Tasks:
     def _epochs(
         self, ticket: Ticket, number: int, params: dict[str, Any], trainer: list[Any]
     ) -> Iterator[Any]:
-        folder = self._artifact(phase_of(ticket.study), number).with_suffix("")
+        folder = self.kept.path(phase_of(ticket.study), number).with_suffix("")
         run = make_run(self.order, int(ticket.payload["seed"]), folder)
         if self.spec.objective is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -198,36 +224,13 @@ class Tasks:
 
     def _keep_checkpoint(self, claim: Claim, ending: Ending, trainer: Any) -> list[str]:
         """Write the weights of a trial among its study's best; return the files it displaces."""
-        phase = phase_of(claim.ticket.study)
-        displaced: list[str] = []
-        if phase != "confirm":
-            ranked = self._ranked(claim.ticket.study)
-            ahead = [v for v, _ in ranked if not self.goal.better(float(ending.value or 0), v)]
-            if len(ahead) >= self.order["top_k"]:
-                return []
-            displaced = [kept for _, kept in ranked[self.order["top_k"] - 1:] if kept]
-        path = self._artifact(phase, claim.number)
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            trainer.save(path)
+            return self.kept.keep(claim.ticket.study, int(claim.number or 0), ending, trainer.save)
         except OSError as error:
             # A full disk costs the weights of this trial, not its result.
             self.channel.send("note", text=f"trial {claim.number} of {claim.ticket.study}: its "
                                            f"checkpoint could not be written: {error}")
             return []
-        ending.attrs["checkpoint"] = str(path.relative_to(self.home))
-        return displaced
-
-    def _ranked(self, study: str) -> list[tuple[float, str | None]]:
-        """Return value and checkpoint of the study's COMPLETE trials, best first."""
-        from optuna.trial import TrialState
-
-        trials = self._study(study).get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        rows = [(float(t.value or 0), t.user_attrs.get("checkpoint")) for t in trials]
-        return sorted(rows, key=lambda row: row[0], reverse=self.goal.maximize)
-
-    def _artifact(self, phase: str, number: int | None) -> Path:
-        return self.home / "artifacts" / self.order["name"] / phase / f"{number}.pt"
 
     def _log_path(self, phase: str, file: str) -> Path:
         return self.home / "logs" / self.order["name"] / phase / file
@@ -237,6 +240,8 @@ class Tasks:
     ) -> bool:
         """Store the trial's end; False where others went on with it meanwhile."""
         from optuna.trial import TrialState
+
+        from storage.ending import Back, TrialEnd
 
         ticket, trial_id = claim.ticket, claim.trial_id
         assert trial_id is not None
@@ -251,8 +256,12 @@ class Tasks:
         if ending.state == "FAIL":
             back = back_after(ending.kind, ending.reason, ticket, params,
                               self.order["max_retries"])
-        ok = self.db.end_trial(ticket.id, self.owner, trial_id, TrialState[ending.state],
-                               ending.value, finite(attrs), back=back)
+        end = TrialEnd(ticket.id, self.owner, trial_id, TrialState[ending.state], ending.value,
+                       finite(attrs), Back(*back) if back else None)
+        if self.stop.is_set() or ending.spoiled:
+            ok = self.db.end(end)
+        else:
+            ok, self._next = self.db.end_and_claim(end, self._order_of_claim())
         if not ok:
             self.channel.send("note", text=f"trial {claim.number} of {ticket.study}: its lease "
                               f"ran out and others went on with it; this result is dropped")

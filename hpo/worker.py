@@ -15,11 +15,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo import discover
 from hpo.channel import Channel
 from hpo.errors import HpoError
+
+if TYPE_CHECKING:
+    from hpo.tasks import Tasks
 
 # An idle worker looks for a ticket this often.
 _POLL_S = 0.05
@@ -134,8 +137,16 @@ def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
         channel.send("error", text=str(error))
         return EXIT_STORAGE
     finally:
-        tasks.close()
+        _close(tasks)
     return 0
+
+
+def _close(tasks: Tasks) -> None:
+    try:
+        tasks.close()
+    except HpoError as error:
+        # The reaper closes what is left open; a database that is gone has been told of already.
+        print(f"closing: {error}", flush=True)
 
 
 def main() -> int:

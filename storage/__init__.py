@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 from storage.creation import init
-from storage.database import Back, Database, EpochRow
+from storage.database import Database, EpochRow
+from storage.ending import Back, TrialEnd
 from storage.engine import mask
 from storage.names import validate_name
 from storage.registry import Registry
 from storage.runs import Runs
 from storage.studies import StudyStorage
-from storage.ticket import Claim, NewTicket, Ticket
+from storage.ticket import Claim, ClaimOrder, NewTicket, Ticket
 from storage.tickets import Tickets
 
 __all__ = [
     "Back",
     "Claim",
+    "ClaimOrder",
     "Database",
     "EpochRow",
     "NewTicket",
@@ -26,6 +28,7 @@ __all__ = [
     "StudyStorage",
     "Ticket",
     "Tickets",
+    "TrialEnd",
     "init",
     "mask",
     "open",

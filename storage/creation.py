@@ -103,6 +103,8 @@ def _only_one(link: Link, path: Path | None) -> Iterator[None]:
             yield
         return
     with link.engine.connect() as connection:
+        # Thirty processes may wait for the one that creates the tables.
+        connection.execute(text("SET lock_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_KEY})
         connection.commit()
         try:

@@ -5,10 +5,7 @@ What belongs together is one transaction: a report and its metrics, a trial's en
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,30 +15,18 @@ from optuna.trial import TrialState
 from sqlalchemy import Connection, Engine, Row, delete, func, select
 
 from storage import creation, rows, schema
-from storage.columns import clip, utc_now
+from storage.claiming import Claiming
+from storage.columns import utc_now
+from storage.ending import Back, TrialEnd
 from storage.engine import mask
 from storage.link import Link
 from storage.names import belongs_to
 from storage.registry import Registry, mark_deleted
-from storage.running import Gathered
 from storage.runs import Runs
-from storage.studies import UNKNOWN, StudyStorage
+from storage.studies import StudyStorage
 from storage.study_rows import delete_studies
-from storage.ticket_ends import DONE, FAILED, close_ticket, return_ticket
+from storage.ticket import Claim, ClaimOrder
 from storage.tickets import Tickets
-
-TICKET_STATES = {TrialState.COMPLETE: DONE, TrialState.PRUNED: DONE, TrialState.FAIL: FAILED}
-# The attribute that a person reads in a table; the whole text is in the trial's log file.
-REASON = "reason"
-
-
-@dataclass(frozen=True)
-class Back:
-    """How a ticket goes back to the queue when its trial is lost."""
-
-    cause: str
-    params: Mapping[str, Any] | None = None
-    count: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,54 +116,40 @@ class Database:
         back: Back | tuple[str, Mapping[str, Any] | None, bool] | None = None,
         expired_only: bool = False,
     ) -> bool:
-        """End a trial and its ticket in one transaction.
-
-        With `back` the ticket waits again. `owner` None stands for whoever has the ticket, and
-        `expired_only` leaves it alone if its lease was renewed meanwhile: for those who close the
-        trials of lost workers. A trial that somebody else has ended keeps its end.
+        """End a trial and its ticket in one transaction; the fields are those of `TrialEnd`.
 
         Returns: False, and nothing written, if the owner has lost the ticket.
         """
         again = Back(*back) if isinstance(back, tuple) else back
-        values = None if value is None or math.isnan(value) else [value]
-        own = self.studies.running(trial_id)
-        texts = _texts(user_attrs)
-        at = rows.utc_naive()
+        return self.end(
+            TrialEnd(ticket_id, owner, trial_id, state, value, user_attrs, again, expired_only)
+        )
 
-        def close(connection: Connection) -> bool:
-            if again is None:
-                cause = str(user_attrs.get(REASON) or "") or None
-                ticket_state = TICKET_STATES[state]
-                return close_ticket(
-                    connection, ticket_id, owner, ticket_state, cause, None, expired_only
-                )
-            parts = (again.cause, again.params, again.count)
-            return return_ticket(connection, ticket_id, owner, *parts, expired_only)
+    def end(self, end: TrialEnd) -> bool:
+        """End a trial and its ticket in one transaction; False if the owner has lost it."""
+        with end.within(self.studies):
+            return self._link.write(lambda c: end.work(c, self.studies), again=end.done)
 
-        def work(connection: Connection) -> tuple[bool, int | None]:
-            if not close(connection):
-                return False, None
-            n_rows = self.studies.move(connection, trial_id, state, at)
-            if n_rows is not None:
-                self.studies.write_rest(connection, trial_id, news, values)
-            return True, n_rows
+    def end_and_claim(self, end: TrialEnd, order: ClaimOrder) -> tuple[bool, Claim | None]:
+        """End a trial and take the next ticket in one transaction: a worker waits once for both.
 
-        def done(connection: Connection) -> tuple[bool, int | None] | None:
-            ended = select(rows.trials.c.datetime_complete).where(
-                rows.trials.c.trial_id == trial_id
-            )
-            return (True, UNKNOWN) if connection.execute(ended).scalar() == at else None
+        Returns: whether the owner still had the ticket that ends, and the claim of the next one.
+        """
+        claiming = Claiming(self.studies, order)
 
-        with nullcontext(Gathered()) if own is None else own.taken() as news:
-            news.users.update(texts)
-            held, n_rows = self._link.write(work, again=done)
-        self.studies.drop_lease(ticket_id)
-        if own is not None and n_rows is not None:
-            own.trial._user_attrs.update({key: json.loads(text) for key, text in texts.items()})
-            self.studies.ended(own, state, values, at, n_rows=n_rows)
-        else:
-            self.studies.forget(trial_id)
-        return held
+        def work(connection: Connection) -> tuple[bool, list[Claim]]:
+            return end.work(connection, self.studies), claiming.work(connection)
+
+        def done(connection: Connection) -> tuple[bool, list[Claim]] | None:
+            # Either shows that both were committed: an end may have been refused, and a queue
+            # may have been empty. Of a refused end and an empty queue nothing was.
+            ended, claims = bool(end.done(connection)), claiming.done(connection)
+            return (ended, claims) if ended or claims else None
+
+        with end.within(self.studies):
+            held, claims = self._link.write(work, again=done)
+        claiming.adopt()
+        return held, claims[0] if claims else None
 
     def epochs(self, study: str, number: int | None = None) -> Sequence[EpochRow]:
         """Return the stored epochs of an Optuna study, or of one trial of it, in their order."""
@@ -203,9 +174,15 @@ class Database:
         Returns: False if there was nothing of this name.
         """
         self.studies.flush()
-        gone, study_ids = self._link.write(lambda c: _delete(c, name))
-        self.studies.drop(study_ids)
-        return gone
+        found: list[tuple[bool, list[int]]] = []
+
+        def work(connection: Connection) -> None:
+            # Of a repetition after a lost answer, the first attempt saw what there was.
+            found.append(_delete(connection, name))
+
+        self._link.write(work)
+        self.studies.drop([study_id for _, study_ids in found for study_id in study_ids])
+        return any(gone for gone, _ in found)
 
 
 def _delete(connection: Connection, name: str) -> tuple[bool, list[int]]:
@@ -220,11 +197,6 @@ def _delete(connection: Connection, name: str) -> tuple[bool, list[int]]:
     for table in (schema.tickets, schema.studies, schema.workers):
         n_ours += connection.execute(delete(table).where(table.c.name == name)).rowcount
     return bool(mark_deleted(connection, name) or found or n_ours), study_ids
-
-
-def _texts(attrs: Mapping[str, Any]) -> dict[str, str]:
-    cut = {k: clip(v) if k == REASON and isinstance(v, str) else v for k, v in attrs.items()}
-    return {key: json.dumps(value) for key, value in cut.items()}
 
 
 def _epoch(row: Row[Any]) -> EpochRow:

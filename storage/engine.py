@@ -22,6 +22,7 @@ from storage.network import refuse_network_path
 BUSY_TIMEOUT_S = 30
 # One session for the trial and one for the thread that renews its lease.
 POSTGRES_SESSIONS = 2
+LOCK_TIMEOUT_S = 5.0
 ACCEPTED = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
 WRITES = "hpo_writes"
 
@@ -125,7 +126,7 @@ def _begin_immediate(connection: Connection) -> None:
 def _postgres_engine(url: URL, timeout_s: float) -> Engine:
     options: dict[str, Any] = {"connect_timeout": max(2, min(10, int(timeout_s)))}
     try:
-        return create_engine(
+        engine = create_engine(
             url,
             pool_pre_ping=True,
             pool_size=POSTGRES_SESSIONS,
@@ -133,8 +134,18 @@ def _postgres_engine(url: URL, timeout_s: float) -> Engine:
             pool_timeout=timeout_s,
             connect_args={} if "connect_timeout" in url.query else options,
         )
+        lock_s = min(LOCK_TIMEOUT_S, timeout_s / 4)
+        event.listen(engine, "connect", lambda c, _record: _prepare_postgres(c, lock_s))
+        return engine
     except ImportError as error:
         raise InputError(
             f"storage '{mask(url)}' needs the package psycopg, which is not installed: "
             "pip install 'psycopg[binary]'"
         ) from error
+
+
+def _prepare_postgres(connection: Any, lock_s: float) -> None:
+    # A row that somebody locks must not hold a session for ever: there are two, and the leases
+    # need one. What waited too long is tried again.
+    connection.execute(f"SET lock_timeout = {max(1, int(1000 * lock_s))}")
+    connection.commit()

@@ -65,7 +65,8 @@ class Leases:
     def renewed(self, owner: str, ticket_ids: Collection[int], at: float) -> None:
         """Take note of the tickets that an owner still had at a time of `time.monotonic`."""
         for ticket_id, lease in list(self._held.items()):
-            if lease.owner == owner:
+            # One that was taken after the renewal began is none of its tickets.
+            if lease.owner == owner and lease.renewed_at <= at:
                 lease.lost = lease.lost or ticket_id not in ticket_ids
                 lease.renewed_at = at
 

@@ -145,7 +145,7 @@ def explain(error: SQLAlchemyError, url: str) -> StorageError | InputError:
     cause = mask(first_lines[0])
     if "file is not a database" in cause:
         return InputError(f"storage '{mask(url)}': the file is not a SQLite database")
-    if "no such table" in cause or 'relation "' in cause:
+    if "no such table" in cause or ('relation "' in cause and "does not exist" in cause):
         return InputError(
             f"storage '{mask(url)}' has not been set up ({cause}); `hpo init` does that"
         )

@@ -109,12 +109,16 @@ def load(connection: Connection, study_id: int, found: Sequence[Head]) -> list[F
         for trial_id, step, number, special in source.rows(
             rows.reports, "step", "intermediate_value", "intermediate_value_type"
         ):
-            number = SPECIAL[special] if number is None else number
-            trials[trial_id].intermediate_values[step] = number
+            # Of a range, another study's trial may have come in since its trials were counted.
+            if trial_id in trials:
+                number = SPECIAL[special] if number is None else number
+                trials[trial_id].intermediate_values[step] = number
         for trial_id, key, text in source.rows(rows.user_attrs, "key", "value_json"):
-            trials[trial_id]._user_attrs[key] = json.loads(text)
+            if trial_id in trials:
+                trials[trial_id]._user_attrs[key] = json.loads(text)
         for trial_id, key, text in source.rows(rows.system_attrs, "key", "value_json"):
-            trials[trial_id]._system_attrs[key] = json.loads(text)
+            if trial_id in trials:
+                trials[trial_id]._system_attrs[key] = json.loads(text)
         return list(trials.values())
 
 
@@ -169,14 +173,18 @@ class _Source:
             if known is None:
                 kind = distribution(text)
                 known = kinds[text] = (kind, _converter(kind))
-            trial = trials[trial_id]
+            trial = trials.get(trial_id)
+            if trial is None:
+                continue
             trial._params[name] = value if known[1] is None else known[1](value)
             trial._distributions[name] = known[0]
 
     def fill_values(self, trials: dict[int, FrozenTrial]) -> None:
         found = self.rows(rows.values, "value", "value_type", order="objective")
         for trial_id, number, special in found:
-            trial = trials[trial_id]
+            trial = trials.get(trial_id)
+            if trial is None:
+                continue
             number = SPECIAL[special] if number is None else number
             if trial._values is None:
                 trial._values = [number]

@@ -8,6 +8,7 @@ trial, which the times of the last known trial give away.
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Container
 from math import inf
 from typing import Any
@@ -34,6 +35,8 @@ class StudyMemory:
         self.refreshed_at = -inf
         # The ended trials of each set of states that was asked for, by number.
         self._views: dict[frozenset[TrialState], list[FrozenTrial]] = {}
+        # The best trial by direction, and of how many that have arrived.
+        self._best: dict[bool, tuple[int, FrozenTrial | None]] = {}
         self._open: set[int] = set()
         self._seen = -1
         self._anchor = -1
@@ -81,8 +84,17 @@ class StudyMemory:
         view = self._views.get(wanted)
         if view is None:
             found = (trial for trial in self.ended.values() if trial.state in wanted)
-            view = self._views[wanted] = sorted(found, key=lambda trial: trial.number)
+            view = self._views[wanted] = sorted(found, key=_number)
         return view
+
+    def best(self, *, maximize: bool) -> FrozenTrial | None:
+        """Return the best COMPLETE trial of a single objective, the first of equal ones."""
+        seen, best = self._best.get(maximize, (0, None))
+        for trial in self.arrived[seen:]:
+            if trial.state == TrialState.COMPLETE:
+                best = trial if best is None else _better(best, trial, maximize)
+        self._best[maximize] = (len(self.arrived), best)
+        return best
 
     def _news(self, connection: Connection, study_id: int) -> list[Head] | None:
         """Return the heads of new and unfinished trials; None if the study is another one now."""
@@ -107,13 +119,19 @@ class StudyMemory:
         self._anchor = trial._trial_id
         for name, distribution in trial.distributions.items():
             self.distributions.setdefault(name, distribution)
-        for states, view in list(self._views.items()):
-            if trial.state not in states:
-                continue
-            if view and trial.number < view[-1].number:
-                del self._views[states]
-            else:
-                view.append(trial)
+        for states, view in self._views.items():
+            if trial.state in states:
+                insort(view, trial, key=_number)
+
+
+def _better(one: FrozenTrial, other: FrozenTrial, maximize: bool) -> FrozenTrial:
+    first, second = (one, other) if one.number < other.number else (other, one)
+    a, b = (float(first.value or 0), float(second.value or 0))
+    return second if (b > a if maximize else b < a) else first
+
+
+def _number(trial: FrozenTrial) -> int:
+    return trial.number
 
 
 def copy_trial(trial: FrozenTrial) -> FrozenTrial:

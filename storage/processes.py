@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from multiprocessing import util
 from typing import Protocol
 from weakref import WeakSet
 
@@ -49,6 +50,17 @@ def _after_fork() -> None:
         storage.after_fork()
 
 
+def _close_with_child(_: object = None) -> None:
+    # A child of multiprocessing leaves without the functions of atexit, and with these.
+    util.Finalize(None, _close_all, exitpriority=10)
+
+
+class _Mark:
+    """What multiprocessing holds on to, to call us in its children."""
+
+
+_mark = _Mark()
 atexit.register(_close_all)
+util.register_after_fork(_mark, _close_with_child)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

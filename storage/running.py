@@ -7,27 +7,32 @@ another process could care: soon, and before the trial's state changes.
 from __future__ import annotations
 
 import json
-import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Lock, RLock
+from threading import Lock, RLock, get_ident
 from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
+    IntDistribution,
     check_distribution_compatibility,
     distribution_to_json,
 )
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection
 
 from hpo.errors import StorageError
 from storage import rows
-from storage.loading import local
+from storage.loading import distribution, local
+from storage.memory import copy_trial
 
 # The width of Optuna's columns for names, which PostgreSQL keeps to.
 LONGEST_NAME = 512
+# What Optuna's column of steps holds.
+LARGEST_STEP = {"postgresql": 2**31 - 1, "sqlite": 2**63 - 1}
 
 
 @dataclass
@@ -63,11 +68,33 @@ class RunningTrial:
         self.trial = trial
         # Whether the database holds nothing of the trial but its head.
         self.is_new = is_new
-        self.has_news = False
+        # Why the last attempt to write what this trial gathered failed for good.
+        self.failure: Exception | None = None
+        self.looked_at = time.monotonic()
         self._news = Gathered()
+        self._rows: list[dict[str, Any]] = []
+        # What a writer has taken and not committed yet.
+        self._flying: Gathered | None = None
         self._guard = Lock()
         self._writing = RLock()
-        self._pid = os.getpid()
+        # The thread that ends the trial at this moment.
+        self._ending: int | None = None
+        self._ended = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._news)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the database lacks something still, though a writer be at it."""
+        return bool(self._news) or self._flying is not None
+
+    def snapshot(self) -> FrozenTrial:
+        """Return a copy of the trial as it is now."""
+        with self._guard:
+            return copy_trial(self.trial)
 
     def set_param(self, name: str, internal: float, kind: BaseDistribution) -> None:
         """Remember a param; like Optuna's own storage, the first value of a name stays."""
@@ -75,52 +102,105 @@ class RunningTrial:
             check_distribution_compatibility(self.trial.distributions[name], kind)
             return
         row = param_row(self.trial._trial_id, name, internal, kind)
-        with self._guard:
+        with self._open():
             self.trial._params[name] = kind.to_external_repr(internal)
             self.trial._distributions[name] = kind
             self._news.params.append(row)
-            self.has_news = True
+            self._rows.append(row)
 
     def set_user_attr(self, key: str, value: Any) -> None:
         """Remember a user attribute."""
+        check_name(key)
         text = json.dumps(value)
-        with self._guard:
-            self._news.users[check_name(key)] = text
+        with self._open():
+            self._news.users[key] = text
             self.trial._user_attrs[key] = json.loads(text)
-            self.has_news = True
 
     def set_system_attr(self, key: str, value: Any) -> None:
         """Remember an attribute of Optuna's own."""
+        check_name(key)
         text = json.dumps(value)
-        with self._guard:
-            self._news.systems[check_name(key)] = text
+        with self._open():
+            self._news.systems[key] = text
             self.trial._system_attrs[key] = json.loads(text)
-            self.has_news = True
 
     def report(self, step: int, value: float, epoch_row: dict[str, Any] | None = None) -> None:
         """Remember a report, and the row of our own table that goes with it."""
         step, value = int(step), float(value)
-        with self._guard:
+        with self._open():
             self._news.reports[step] = value
             self.trial.intermediate_values[step] = value
             if epoch_row is not None:
                 self._news.epochs[step] = epoch_row
-            self.has_news = True
+
+    def as_stored(self) -> None:
+        """Make the params what the database gives back: JSON knows no tuples, say."""
+        for row in self._rows:
+            kind = distribution(row["distribution_json"])
+            self.trial._distributions[row["param_name"]] = kind
+            self.trial._params[row["param_name"]] = kind.to_external_repr(
+                int(row["param_value"]) if isinstance(kind, IntDistribution) else
+                row["param_value"])
+
+    def merge(self, stored: FrozenTrial) -> None:
+        """Take in what others have written to the trial; what waits to be written stays."""
+        with self._guard:
+            flying = self._flying or Gathered()
+            news = flying.before(self._news)
+            own, theirs = self.trial, stored
+            for name, value in theirs.params.items():
+                if not any(row["param_name"] == name for row in news.params):
+                    own._params[name] = value
+                    own._distributions[name] = theirs.distributions[name]
+            parts: tuple[tuple[Any, Any, Any], ...] = (
+                (own._user_attrs, theirs.user_attrs, news.users),
+                (own._system_attrs, theirs.system_attrs, news.systems),
+                (own.intermediate_values, theirs.intermediate_values, news.reports),
+            )
+            for mine, found, waiting in parts:
+                mine.update({key: value for key, value in found.items() if key not in waiting})
+            self.looked_at = time.monotonic()
 
     @contextmanager
-    def taken(self) -> Iterator[Gathered]:
-        """Hand over what is gathered, for one writer at a time; an error brings it back."""
+    def taken(self, *, ending: bool = False) -> Iterator[Gathered]:
+        """Hand over what is gathered, for one writer at a time; an error brings it back.
+
+        While the trial is `ending`, whoever would add to it waits, and is refused once it ended.
+        """
         with self._writing:
             with self._guard:
+                self._ending = get_ident() if ending else None
                 taken, self._news = self._news, Gathered()
-                self.has_news = False
+                self._flying = taken
             try:
                 yield taken
             except BaseException:
                 with self._guard:
                     self._news = taken.before(self._news)
-                    self.has_news = bool(self._news)
+                    self._ending, self._flying = None, None
                 raise
+            with self._guard:
+                self._ended = ending
+                self._ending, self._flying = None, None
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Hold the trial for a change.
+
+        Raises:
+            UpdateFinishedTrialError: it has ended, or is being ended in this very thread.
+        """
+        while True:
+            with self._guard:
+                if self._ended or self._ending == get_ident():
+                    raise UpdateFinishedTrialError(
+                        f"trial {self.trial.number} has ended and can be changed no more"
+                    )
+                if self._ending is None:
+                    yield
+                    return
+            with self._writing:
+                pass
 
 
 def write_news(connection: Connection, found: Mapping[int, Gathered]) -> None:
@@ -154,6 +234,18 @@ def check_name(name: str) -> str:
             "stored, without NUL and halves of characters"
         )
     return name
+
+
+def check_step(step: int, dialect: str) -> int:
+    """Return the step of a report, if the database can hold it.
+
+    Raises:
+        StorageError: it is too large.
+    """
+    step, most = int(step), LARGEST_STEP[dialect]
+    if abs(step) > most:
+        raise StorageError(f"step {step} of a report: {dialect} holds steps up to {most}")
+    return step
 
 
 def _is_utf8(text: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
@@ -18,15 +18,16 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection, select
 
 from storage import rows
-from storage.grouped import GroupedWrites
+from storage.grouped import PARAMS_S, GroupedWrites
 from storage.link import Link
-from storage.loading import ONE, distribution, heads, local
+from storage.loading import ONE, distribution, heads, local, same_trial
 from storage.memory import StudyMemory, copy_trial
 from storage.running import (
     Gathered,
     RunningTrial,
     blank_trial,
     check_name,
+    check_step,
     param_row,
     write_news,
 )
@@ -68,21 +69,27 @@ class StudyStorage(GroupedWrites):
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """Add a trial, numbered one above the study's last."""
-        start = rows.utc_naive()
-        template = template_trial
+        start, template = rows.utc_naive(), template_trial
+        tried: list[FrozenTrial] = []
+
+        def work(connection: Connection) -> FrozenTrial:
+            tried.append(self._insert(connection, study_id, start, template))
+            return tried[-1]
 
         def made(connection: Connection) -> FrozenTrial | None:
-            mine = (rows.trials.c.study_id == study_id) & (rows.trials.c.datetime_start == start)
-            found = connection.execute(select(rows.trials).where(mine)).first()
-            return blank_trial(found.trial_id, found.number, start) if found else None
+            # The answer to a COMMIT was lost; is the trial there under the id that it got?
+            trial = tried[-1] if tried else None
+            found = heads(connection, ONE, trial=trial._trial_id) if trial else []
+            is_made = trial is not None and same_trial(trial, found[0] if found else None)
+            return trial if is_made and found[0].study_id == study_id else None
 
-        trial = self._link.write(
-            lambda c: self._insert(c, study_id, start, template),
-            again=made if template is None else None,
-        )
+        trial = self._link.write(work, again=made)
         if trial.state == TrialState.RUNNING:
             self.adopt(study_id, trial, is_new=template is None)
         if template is not None:
+            memory = self._memory.setdefault(study_id, StudyMemory())
+            for name, kind in template.distributions.items():
+                memory.distributions.setdefault(name, kind)
             self._stale(study_id)
         return trial._trial_id
 
@@ -121,9 +128,12 @@ class StudyStorage(GroupedWrites):
         """Set a param of an unfinished trial, the same distribution in all trials of a study."""
         own = self._running.get(trial_id)
         if own is not None:
-            self._check_own_kind(own.study_id, param_name, distribution)
+            is_first = self._check_own_kind(own.study_id, param_name, distribution)
             own.set_param(param_name, param_value_internal, distribution)
-            self.gathered()
+            self.gathered(own, PARAMS_S)
+            if is_first:
+                # The others must hear of its kind before they draw one.
+                self.flush(trial_id)
             return
         news = Gathered(
             params=[param_row(trial_id, param_name, param_value_internal, distribution)]
@@ -143,9 +153,10 @@ class StudyStorage(GroupedWrites):
         """Report a value, with the row of our own table of epochs that goes with it."""
         own = self._running.get(trial_id)
         if own is not None:
-            own.report(step, value, epoch_row)
-            self.gathered()
+            own.report(check_step(step, self._link.engine.dialect.name), value, epoch_row)
+            self.gathered(own)
             return
+        check_step(step, self._link.engine.dialect.name)
         epochs = {} if epoch_row is None else {step: epoch_row}
         self._change(trial_id, Gathered(reports={int(step): float(value)}, epochs=epochs))
 
@@ -154,7 +165,7 @@ class StudyStorage(GroupedWrites):
         own = self._running.get(trial_id)
         if own is not None:
             own.set_user_attr(key, value)
-            self.gathered()
+            self.gathered(own)
             return
         self._change(trial_id, Gathered(users={check_name(key): json.dumps(value)}))
 
@@ -163,7 +174,7 @@ class StudyStorage(GroupedWrites):
         own = self._running.get(trial_id)
         if own is not None:
             own.set_system_attr(key, value)
-            self.gathered()
+            self.gathered(own)
             return
         self._change(trial_id, Gathered(systems={check_name(key): json.dumps(value)}))
 
@@ -186,7 +197,8 @@ class StudyStorage(GroupedWrites):
             self.write_rest(connection, trial_id, news, values)
             return n_rows
 
-        with nullcontext(Gathered()) if own is None else own.taken() as news:
+        ending = state.is_finished()
+        with nullcontext(Gathered()) if own is None else own.taken(ending=ending) as news:
             n_rows = self._link.write(work, again=done)
         if n_rows is None:
             return False
@@ -248,32 +260,42 @@ class StudyStorage(GroupedWrites):
 
         self._link.write(work)
 
-    def _check_own_kind(self, study_id: int, name: str, kind: BaseDistribution) -> None:
-        memory = self._memory.get(study_id)
-        if memory is not None and name in memory.distributions:
-            check_distribution_compatibility(memory.distributions[name], kind)
-        else:
-            self._link.read(lambda c: self._check_kind(c, study_id, name, kind))
+    def _check_own_kind(self, study_id: int, name: str, kind: BaseDistribution) -> bool:
+        """Refuse a param that does not fit those of its name; True for the first of the study."""
+        memory = self._memory.setdefault(study_id, StudyMemory())
+        known = memory.distributions.get(name)
+        if known is not None:
+            with suppress(ValueError):
+                check_distribution_compatibility(known, kind)
+                return False
+        # Also where memory refuses it: its study may have been deleted and made anew.
+        found = self._link.read(lambda c: self._stored_kind(c, study_id, name))
+        if found is not None:
+            check_distribution_compatibility(found, kind)
+        memory.distributions[name] = found or kind
+        return found is None
 
     def _check_kind(
         self, connection: Connection, study_id: int, name: str, kind: BaseDistribution
     ) -> None:
         """Refuse a distribution that does not fit the one which the study has for this param."""
-        memory = self._memory.setdefault(study_id, StudyMemory())
-        earlier = memory.distributions.get(name)
-        if earlier is None:
-            check_name(name)
-            table = rows.params.c
-            query = (
-                select(table.distribution_json)
-                .join(rows.trials, rows.trials.c.trial_id == table.trial_id)
-                .where(rows.trials.c.study_id == study_id, table.param_name == name)
-                .limit(1)
-            )
-            text = connection.execute(query).scalar_one_or_none()
-            earlier = kind if text is None else distribution(text)
-        check_distribution_compatibility(earlier, kind)
-        memory.distributions[name] = earlier
+        found = self._stored_kind(connection, study_id, name)
+        if found is not None:
+            check_distribution_compatibility(found, kind)
+
+    def _stored_kind(
+        self, connection: Connection, study_id: int, name: str
+    ) -> BaseDistribution | None:
+        check_name(name)
+        table = rows.params.c
+        query = (
+            select(table.distribution_json)
+            .join(rows.trials, rows.trials.c.trial_id == table.trial_id)
+            .where(rows.trials.c.study_id == study_id, table.param_name == name)
+            .limit(1)
+        )
+        text = connection.execute(query).scalar_one_or_none()
+        return None if text is None else distribution(text)
 
     def _insert(
         self, connection: Connection, study_id: int, start: Any, template: FrozenTrial | None
@@ -295,15 +317,18 @@ class StudyStorage(GroupedWrites):
 
     def _insert_details(self, connection: Connection, study_id: int, trial: FrozenTrial) -> None:
         own = RunningTrial(study_id, blank_trial(trial._trial_id, trial.number, None))
+        memory = self._memory.get(study_id)
+        known = {} if memory is None else memory.distributions
         for name, value in trial.params.items():
             kind = trial.distributions[name]
-            self._check_kind(connection, study_id, name, kind)
+            if known.get(name) != kind:
+                self._check_kind(connection, study_id, name, kind)
             own.set_param(name, kind.to_internal_repr(value), kind)
         for key, value in trial.user_attrs.items():
             own.set_user_attr(key, value)
         for key, value in trial.system_attrs.items():
             own.set_system_attr(key, value)
-        for report in trial.intermediate_values.items():
-            own.report(*report)
+        for step, number in trial.intermediate_values.items():
+            own.report(check_step(step, self._link.engine.dialect.name), number)
         with own.taken() as news:
             self.write_rest(connection, trial._trial_id, news, trial.values)

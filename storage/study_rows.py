@@ -36,8 +36,19 @@ class StudyRows(BaseStorage):
     ) -> int:
         """Make a study and return its id, which no earlier study had."""
         name = DEFAULT_STUDY_NAME_PREFIX + str(uuid.uuid4()) if study_name is None else study_name
+        tried: list[int] = []
+
+        def work(connection: Connection) -> int:
+            tried.append(_insert_study(connection, name, directions))
+            return tried[-1]
+
+        def made(connection: Connection) -> int | None:
+            query = select(rows.studies.c.study_id).where(rows.studies.c.study_name == name)
+            found = connection.execute(query).scalar_one_or_none()
+            return found if found in tried else None
+
         try:
-            return self._link.write(lambda c: _insert_study(c, name, directions))
+            return self._link.write(work, again=made)
         except StorageError as error:
             if isinstance(error.__cause__, IntegrityError):
                 raise DuplicatedStudyError(f"a study named '{name}' exists already") from error
@@ -46,11 +57,17 @@ class StudyRows(BaseStorage):
     def delete_study(self, study_id: int) -> None:
         """Delete a study and everything in it."""
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> bool:
             self._name(connection, study_id)
             delete_studies(connection, [study_id])
+            return True
 
-        self._link.write(work)
+        def done(connection: Connection) -> bool | None:
+            where = rows.studies.c.study_id == study_id
+            left = connection.execute(select(rows.studies.c.study_id).where(where)).first()
+            return True if left is None else None
+
+        self._link.write(work, again=done)
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         """Set a user attribute of a study."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+# What a ticket is for.
+TRIAL, SWEEP, SCORE = "trial", "sweep", "score"
+
 
 @dataclass(frozen=True)
 class NewTicket:
@@ -53,3 +56,18 @@ class Claim:
     ticket: Ticket
     trial_id: int | None
     number: int | None
+
+
+@dataclass(frozen=True)
+class ClaimOrder:
+    """Who claims, for how long, and from which study.
+
+    `only` names the Optuna study of a phase, whose tickets alone are taken then.
+    """
+
+    name: str
+    owner: str
+    host: str
+    pid: int
+    lease_s: float
+    only: str | None = None

@@ -26,9 +26,14 @@ def close_ticket(
     cause: str | None = None,
     result: Any = None,
     expired_only: bool = False,
+    trial_id: int | None = None,
 ) -> bool:
-    """End a running ticket within a transaction; False if the owner has lost it."""
+    """End a running ticket within a transaction; False if the owner has lost it.
+
+    With `trial_id` it must be at that very trial: its owner may have taken it anew meanwhile.
+    """
     fields = {
+        "trial": trial_id,
         "ticket": ticket_id,
         "holder": owner,
         "new_state": state,
@@ -36,12 +41,15 @@ def close_ticket(
         "new_cause": clip(cause),
         "new_result": result,
     }
-    return bool(connection.execute(_close(owner is not None, expired_only), fields).rowcount)
+    return bool(connection.execute(
+        _close(owner is not None, expired_only, trial_id is not None), fields).rowcount)
 
 
 @cache
-def _close(owned: bool, expired_only: bool) -> Any:
-    mine = held(bindparam("ticket"), bindparam("holder") if owned else None, expired_only)
+def _close(owned: bool, expired_only: bool, of_trial: bool) -> Any:
+    owner = bindparam("holder") if owned else None
+    trial = bindparam("trial") if of_trial else None
+    mine = held(bindparam("ticket"), owner, expired_only, trial)
     return (
         update(tickets)
         .where(mine)
@@ -64,9 +72,11 @@ def return_ticket(
     params: Mapping[str, Any] | None,
     count: bool,
     expired_only: bool = False,
+    trial_id: int | None = None,
 ) -> bool:
     """Let a running ticket wait again within a transaction; False if the owner has lost it."""
-    mine = select(tickets).where(held(ticket_id, owner, expired_only)).with_for_update()
+    mine = select(tickets).where(held(ticket_id, owner, expired_only, trial_id))
+    mine = mine.with_for_update()
     row = connection.execute(mine).one_or_none()
     if row is None:
         return False
@@ -86,9 +96,11 @@ def return_ticket(
     return True
 
 
-def held(ticket_id: Any, owner: Any, expired_only: bool) -> Any:
+def held(ticket_id: Any, owner: Any, expired_only: bool, trial_id: Any = None) -> Any:
     """Return the fence: the ticket runs, for this owner, and its lease has passed if it must."""
     where = (tickets.c.id == ticket_id) & (tickets.c.state == RUNNING)
+    if trial_id is not None:
+        where &= tickets.c.trial_id == trial_id
     if owner is not None:
         where &= tickets.c.owner == owner
     return where & (tickets.c.lease_until < now_s()) if expired_only else where

@@ -8,6 +8,7 @@ from math import inf
 from threading import RLock
 from typing import Any
 
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection, select
 
@@ -17,6 +18,9 @@ from storage.loading import ONE, heads, load, same_trial
 from storage.memory import StudyMemory, copy_trial
 from storage.running import RunningTrial
 from storage.study_rows import StudyRows
+
+# What others write to a trial of this process is seen within this time.
+FRESH_S = 0.25
 
 
 class TrialReads(StudyRows):
@@ -29,9 +33,9 @@ class TrialReads(StudyRows):
         self._running: dict[int, RunningTrial] = {}
 
     def after_fork(self) -> None:
-        """Leave running trials to the parent."""
+        """Leave running trials to the parent, and what another thread may have been at."""
         self._lock = RLock()
-        self._running = {}
+        self._running, self._memory = {}, {}
 
     def running(self, trial_id: int) -> RunningTrial | None:
         """Return a trial of this process that has not ended."""
@@ -49,11 +53,41 @@ class TrialReads(StudyRows):
             self._memory[study_id].refreshed_at = -inf
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Read one trial; an ended one that memory holds costs a look at its times."""
+        """Read one trial; an ended one that memory holds costs a look at its times.
+
+        One of this process is known; whether others wrote to it is looked up every 250 ms at most.
+        """
         own = self._running.get(trial_id)
-        if own is not None:
-            return copy_trial(own.trial)
-        return self._link.read(lambda c: self._read_one(c, trial_id))[0]
+        if own is not None and not _is_stale(own):
+            return own.snapshot()
+        found = self._link.read(lambda c: self._read_one(c, trial_id))[0]
+        if own is None:
+            return found
+        if found.state.is_finished():
+            self.forget(trial_id)
+            return found
+        own.merge(found)
+        return own.snapshot()
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        """Return the COMPLETE trial with the best value, without a look at each.
+
+        Raises:
+            KeyError: there is no such study.
+            RuntimeError: it has several objectives.
+            ValueError: no trial is COMPLETE.
+        """
+        directions = self.get_study_directions(study_id)
+        with self._lock:
+            memory = self._memory.setdefault(study_id, StudyMemory())
+            self._link.read(lambda c: self._refresh(c, memory, study_id, set()))
+            maximize = directions[0] == StudyDirection.MAXIMIZE
+            best = memory.best(maximize=maximize) if len(directions) == 1 else None
+            if best is None and not memory.in_order((TrialState.COMPLETE,)):
+                raise ValueError("no trial is COMPLETE yet")
+        if best is None:
+            raise RuntimeError("a study of several objectives has no single best trial")
+        return best
 
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
         """Read Optuna's own attributes of a trial."""
@@ -122,12 +156,19 @@ class TrialReads(StudyRows):
         self, connection: Connection, memory: StudyMemory, study_id: int, wanted: set[str]
     ) -> list[FrozenTrial]:
         own = {t: o for t, o in list(self._running.items()) if o.study_id == study_id}
-        found = memory.refresh(connection, study_id, wanted=wanted, skip=set(own))
+        known = {trial_id for trial_id, running in own.items() if not _is_stale(running)}
+        found = memory.refresh(connection, study_id, wanted=wanted, skip=known)
         # One that is ours and no longer open was ended by somebody else.
         for trial_id in set(own) - memory.open_ids():
             self.forget(trial_id)
             own.pop(trial_id)
-        return found + [copy_trial(o.trial) for o in own.values() if o.trial.state.name in wanted]
+        others = []
+        for trial in found:
+            if trial._trial_id in own:
+                own[trial._trial_id].merge(trial)
+            else:
+                others.append(trial)
+        return others + [o.snapshot() for o in own.values() if o.trial.state.name in wanted]
 
     def _read_one(self, connection: Connection, trial_id: int) -> tuple[FrozenTrial, int]:
         found = heads(connection, ONE, trial=trial_id)
@@ -139,6 +180,11 @@ class TrialReads(StudyRows):
         if kept is not None and same_trial(kept, head):
             return kept, head.study_id
         return load(connection, head.study_id, [head])[0], head.study_id
+
+
+def _is_stale(own: RunningTrial) -> bool:
+    """Say whether others may have written to a trial of ours for a while, unseen."""
+    return time.monotonic() - own.looked_at > FRESH_S
 
 
 def _merge(ended: list[FrozenTrial], others: list[FrozenTrial]) -> list[FrozenTrial]:

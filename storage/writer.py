@@ -34,12 +34,18 @@ class Writer:
         with self._changed:
             if due >= self._due or self._closed:
                 return
-            self._due = due
             if self._thread is None:
-                self._thread = Thread(target=self._run, daemon=True, name="hpo-storage")
-                self._thread.start()
-            else:
-                self._changed.notify()
+                thread = Thread(target=self._run, daemon=True, name="hpo-storage")
+                # Where no thread can be started, the next call tries again.
+                thread.start()
+                self._thread = thread
+            self._due = due
+            self._changed.notify()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is written in the background any more."""
+        return self._closed
 
     def close(self) -> None:
         """End the thread, and wait for the work that it is at."""

@@ -12,8 +12,9 @@ OFFERED = {
     "hpo.train": ["AdamW", "Constant", "CrossEntropy", "MLP", "OneCycle", "RandomCrop",
                   "RandomFlip", "Recipe", "SGD", "SimpleCNN", "WarmupCosine", "cifar10",
                   "datasets", "digits", "fashion_mnist", "image_folder", "tensors"],
-    "storage": ["Back", "Claim", "Database", "EpochRow", "NewTicket", "Registry", "Runs",
-                "StudyStorage", "Ticket", "Tickets", "init", "mask", "open", "validate_name"],
+    "storage": ["Back", "Claim", "ClaimOrder", "Database", "EpochRow", "NewTicket", "Registry",
+                "Runs", "StudyStorage", "Ticket", "Tickets", "TrialEnd", "init", "mask", "open",
+                "validate_name"],
 }
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import event
 import storage
 from hpo.errors import StorageError
 from hpo.pruners import RunningMedianPruner
-from hpo.samplers import BoundedTPESampler
+from hpo.tpe import BoundedTPESampler
 from storage import Database, StudyStorage
 from storage.memory import StudyMemory
 
@@ -73,7 +73,9 @@ def test_what_a_trial_gathers_is_there_soon_without_being_asked(
     for epoch in range(3):
         assert db.report(trial_id, "s", 0, epoch, epoch / 3, {"loss": 0.1})
     other = Database(ready_url)
-    assert other.studies.get_trial(trial_id).params == {}
+    # The first param of its name is there at once: nobody may take another kind for it.
+    assert other.studies.get_trial(trial_id).params == {"x": 0.5}
+    assert other.studies.get_trial(trial_id).intermediate_values == {}
     began = time.monotonic()
     assert until(lambda: other.n_epochs("s") == 3)
     assert time.monotonic() - began < 5
@@ -258,6 +260,25 @@ def test_a_failed_write_is_told_to_the_next_report_and_nothing_of_it_is_lost(
     blocker.close()
     assert until(lambda: len(db.epochs("s")) == 2)
     db.close()
+
+
+def test_closing_does_not_wait_again_for_a_database_that_was_away(sqlite_url: str) -> None:
+    """It says what could not be written, within the time of one attempt."""
+    import sqlite3
+
+    storage.init(sqlite_url)
+    db = Database(sqlite_url, timeout_s=1.0)
+    _, trial_id = running(db.studies)
+    blocker = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    db.report(trial_id, "s", 0, 0, 0.5, {"a": 0.5})
+    assert until(lambda: db.studies._last_failure is not None)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="locked"):
+        db.close()
+    assert time.monotonic() - began < 4
+    blocker.execute("COMMIT")
+    blocker.close()
 
 
 SCRIPT = """

@@ -21,7 +21,7 @@ from optuna.testing.pytest_samplers import (
     RelativeSamplerTestCase,
 )
 
-from hpo.samplers import BoundedTPESampler
+from hpo.tpe import BoundedTPESampler
 from storage import StudyStorage
 
 

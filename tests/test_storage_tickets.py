@@ -17,7 +17,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from hpo.errors import StorageError
-from storage import Database, NewTicket, Ticket
+from storage import ClaimOrder, Database, NewTicket, Ticket
 
 N_PROCESSES = 8
 ROOT = Path(__file__).parent.parent
@@ -32,17 +32,19 @@ def study(db: Database) -> Iterator[Database]:
     yield db
 
 
-def _take_all(url: str, owner: str) -> list[tuple[int, int | None]]:
-    """Claim tickets until none is left, each with one report and an end."""
+def _take_all(url: str, owner: str, most: int) -> list[tuple[int, int | None]]:
+    """Claim tickets, so many at once, until none is left; each has one report and an end."""
     db = Database(url)
     taken = []
-    while claim := db.tickets.claim("s", owner, "host", os.getpid(), 30):
-        assert claim.trial_id is not None and claim.number is not None
-        assert db.report(claim.trial_id, "s", claim.number, 0, 0.5, {"a": 0.5})
-        assert db.end_trial(
-            claim.ticket.id, owner, claim.trial_id, TrialState.COMPLETE, 0.5, {"worker": owner}
-        )
-        taken.append((claim.ticket.id, claim.number))
+    order = ClaimOrder("s", owner, "host", os.getpid(), 30)
+    while claims := db.tickets.claim_many(order, most):
+        assert len(claims) <= most
+        for claim in claims:
+            assert claim.trial_id is not None and claim.number is not None
+            assert db.report(claim.trial_id, "s", claim.number, 0, 0.5, {"a": 0.5})
+            assert db.end_trial(claim.ticket.id, owner, claim.trial_id, TrialState.COMPLETE, 0.5,
+                                {"worker": owner})
+            taken.append((claim.ticket.id, claim.number))
     db.close()
     return taken
 
@@ -51,14 +53,15 @@ def _only(db: Database, idx: int = 0) -> Ticket:
     return next(ticket for ticket in db.tickets.list("s") if ticket.idx == idx)
 
 
+@pytest.mark.parametrize("most", [1, 5])
 def test_eight_processes_take_each_of_400_tickets_once_and_number_densely(
-    db: Database, processes: ForkServerContext
+    db: Database, processes: ForkServerContext, most: int
 ) -> None:
     """C11, C15 at the level of SQL."""
     db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
     db.tickets.write("s", "s", "trial", [NewTicket(idx) for idx in range(400)])
     with ProcessPoolExecutor(N_PROCESSES, mp_context=processes) as pool:
-        jobs = [pool.submit(_take_all, db.url, f"w{n}") for n in range(N_PROCESSES)]
+        jobs = [pool.submit(_take_all, db.url, f"w{n}", most) for n in range(N_PROCESSES)]
         taken = [pair for job in jobs for pair in job.result()]
     assert len({ticket for ticket, _ in taken}) == len(taken) == 400
     assert sorted(number for _, number in taken if number is not None) == list(range(400))

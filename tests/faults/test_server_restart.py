@@ -82,3 +82,28 @@ def test_a_server_that_stays_away_ends_the_run_after_the_storage_timeout(
     assert not any(trial.state.name == "RUNNING" for trial in trials)
     assert db.tickets.counts("s")["done"] == 4
     db.close()
+
+
+def test_a_run_keeps_few_sessions_and_none_of_them_in_a_transaction(
+    tmp_path: Path, own_server: Any
+) -> None:
+    """At most two a worker and two for the parent, looked at every 20 ms."""
+    import psycopg
+
+    write(tmp_path, "s", body=BODY)
+    storage.init(own_server.url)
+    process = start(tmp_path, *search_words("s", "--n-trials", 6, "--workers", 2, "--storage",
+                                            own_server.url, "--pruner", "none"))
+    most, idle = 0, 0
+    query = ("SELECT count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%' "
+             "AND state_change < now() - interval '100 ms') FROM pg_stat_activity "
+             "WHERE datname = current_database() AND pid <> pg_backend_pid()")
+    with psycopg.connect(own_server.url, autocommit=True) as connection:
+        while process.poll() is None:
+            row = connection.execute(query).fetchone()
+            assert row is not None
+            most, idle = max(most, row[0]), max(idle, row[1])
+            time.sleep(0.02)
+    code, output = finish(process)
+    assert code == 0, output
+    assert 2 <= most <= 6 and idle == 0

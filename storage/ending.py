@@ -1,0 +1,120 @@
+"""The end of a trial and of its ticket, in one transaction: no crash can come between."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import TrialState
+from sqlalchemy import Connection, select
+
+from storage import rows
+from storage.columns import clip
+from storage.running import Gathered
+from storage.studies import UNKNOWN, StudyStorage
+from storage.ticket_ends import DONE, FAILED, close_ticket, return_ticket
+
+TICKET_STATES = {TrialState.COMPLETE: DONE, TrialState.PRUNED: DONE, TrialState.FAIL: FAILED}
+# The attribute that a person reads in a table; the whole text is in the trial's log file.
+REASON = "reason"
+
+
+@dataclass(frozen=True)
+class Back:
+    """How a ticket goes back to the queue when its trial is lost."""
+
+    cause: str
+    params: Mapping[str, Any] | None = None
+    count: bool = True
+
+
+@dataclass
+class TrialEnd:
+    """How a trial and its ticket end, as work within a transaction.
+
+    With `back` the ticket waits again. `owner` None stands for whoever has the ticket, and
+    `expired_only` leaves it alone if its lease was renewed meanwhile: for those who close the
+    trials of lost workers. A trial that somebody else has ended keeps its end.
+    """
+
+    ticket_id: int
+    owner: str | None
+    trial_id: int
+    state: TrialState
+    value: float | None
+    user_attrs: Mapping[str, Any]
+    back: Back | None = None
+    expired_only: bool = False
+
+    def __post_init__(self) -> None:
+        self._at = rows.utc_naive()
+        self._texts = _texts(self.user_attrs)
+        self._news = Gathered()
+        # Whether the owner had the ticket, and how many rows the trial had before its end.
+        self._result: tuple[bool, int | None] = (False, None)
+
+    @property
+    def values(self) -> list[float] | None:
+        """The trial's values, as Optuna has them."""
+        return None if self.value is None or math.isnan(self.value) else [self.value]
+
+    @contextmanager
+    def within(self, studies: StudyStorage) -> Iterator[None]:
+        """Hand over what the trial has gathered, and keep the trial once it is ended."""
+        own = studies.running(self.trial_id)
+        if own is None:
+            self._news = Gathered(users=dict(self._texts))
+            yield
+        else:
+            with own.taken(ending=True) as gathered:
+                # Its own attributes go back to nobody, should this end fail.
+                self._news = gathered.before(Gathered(users=dict(self._texts)))
+                yield
+        held, n_rows = self._result
+        studies.drop_lease(self.ticket_id)
+        if own is None or not held or n_rows is None:
+            studies.forget(self.trial_id)
+            return
+        own.trial._user_attrs.update({key: json.loads(t) for key, t in self._texts.items()})
+        studies.ended(own, self.state, self.values, self._at, n_rows=n_rows)
+
+    def work(self, connection: Connection, studies: StudyStorage) -> bool:
+        """End both; False, and nothing written, if the owner has lost the ticket."""
+        self._result = (self._close_ticket(connection), None)
+        if self._result[0]:
+            n_rows = studies.move(connection, self.trial_id, self.state, self._at)
+            if n_rows is not None:
+                studies.write_rest(connection, self.trial_id, self._news, self.values)
+            self._result = (True, n_rows)
+        return self._result[0]
+
+    def done(self, connection: Connection) -> bool | None:
+        """Return True if the trial has this very end already."""
+        columns = rows.trials.c
+        ended = select(columns.datetime_complete).where(columns.trial_id == self.trial_id)
+        if connection.execute(ended).scalar() != self._at:
+            return None
+        self._result = (True, UNKNOWN)
+        return True
+
+    def _close_ticket(self, connection: Connection) -> bool:
+        if self.back is not None:
+            parts = (self.back.cause, self.back.params, self.back.count)
+            return return_ticket(
+                connection, self.ticket_id, self.owner, *parts, self.expired_only, self.trial_id
+            )
+        cause = str(self.user_attrs.get(REASON) or "") or None
+        state = TICKET_STATES[self.state]
+        fence = (self.expired_only, self.trial_id)
+        return close_ticket(
+            connection, self.ticket_id, self.owner, state, cause, None, *fence
+        )
+
+
+def _texts(attrs: Mapping[str, Any]) -> dict[str, str]:
+    cut = {k: clip(v) if k == REASON and isinstance(v, str) else v for k, v in attrs.items()}
+    return {key: json.dumps(value) for key, value in cut.items()}
