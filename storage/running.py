@@ -152,13 +152,9 @@ class RunningTrial:
                 if not any(row["param_name"] == name for row in news.params):
                     own._params[name] = value
                     own._distributions[name] = theirs.distributions[name]
-            parts: tuple[tuple[Any, Any, Any], ...] = (
-                (own._user_attrs, theirs.user_attrs, news.users),
-                (own._system_attrs, theirs.system_attrs, news.systems),
-                (own.intermediate_values, theirs.intermediate_values, news.reports),
-            )
-            for mine, found, waiting in parts:
-                mine.update({key: value for key, value in found.items() if key not in waiting})
+            _update(own._user_attrs, theirs.user_attrs, news.users)
+            _update(own._system_attrs, theirs.system_attrs, news.systems)
+            _update(own.intermediate_values, theirs.intermediate_values, news.reports)
             self.looked_at = time.monotonic()
 
     @contextmanager
@@ -201,6 +197,10 @@ class RunningTrial:
                     return
             with self._writing:
                 pass
+
+
+def _update(mine: dict[Any, Any], found: Mapping[Any, Any], waiting: Mapping[Any, Any]) -> None:
+    mine.update({key: value for key, value in found.items() if key not in waiting})
 
 
 def write_news(connection: Connection, found: Mapping[int, Gathered]) -> None:
