@@ -133,7 +133,7 @@ class Tasks:
             def sampler_of(i: int) -> Any:
                 return make_sampler(order["sampler"], space, order["seed"], ticket.idx, i)
 
-            params = draw(study, self.db.studies.get_trial(trial_id), space, sampler_of,
+            params = draw(study, self.db.studies.known_trial(trial_id), space, sampler_of,
                           self._reserve(ticket))
         for name, value in params.items():
             distribution = space[name].distribution()
@@ -199,7 +199,7 @@ class Tasks:
             return not is_ours or self.stop.is_set() or self.db.studies.has_lost(ticket.id)
 
         def should_prune(epoch: int) -> str | None:
-            if prunes and study.pruner.prune(study, self.db.studies.get_trial(trial_id)):
+            if prunes and study.pruner.prune(study, self.db.studies.known_trial(trial_id)):
                 return self.order["pruner"]
             return None
 

@@ -69,6 +69,11 @@ class TrialReads(StudyRows):
         own.merge(found)
         return own.snapshot()
 
+    def known_trial(self, trial_id: int) -> FrozenTrial:
+        """Return a trial of this process as it is known here, without a look at the database."""
+        own = self._running.get(trial_id)
+        return self.get_trial(trial_id) if own is None else own.snapshot()
+
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """Return the COMPLETE trial with the best value, without a look at each.
 

@@ -349,6 +349,21 @@ def test_a_trial_with_known_params_costs_at_most_12_statements_and_2_commits(
     assert len(seen) <= 12 and len(commits) == 2
 
 
+def test_a_question_to_the_pruner_in_a_long_trial_needs_no_look_at_the_database(
+    db: Database,
+) -> None:
+    """A worker's epochs take seconds; each would be a look at what others wrote, else."""
+    study_id = db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
+    trial_id = db.studies.create_new_trial(study_id)
+    db.report(trial_id, "s", 0, 0, 0.5, {"a": 0.5})
+    db.studies.flush()
+    time.sleep(0.3)
+    seen: list[str] = []
+    _count(db, seen)
+    assert db.studies.known_trial(trial_id).intermediate_values == {0: 0.5} and seen == []
+    assert db.studies.get_trial(trial_id).intermediate_values == {0: 0.5} and len(seen) == 6
+
+
 def _whole_trial(db: Database) -> None:
     claim = db.tickets.claim("s", "me", "h", 1, 30)
     assert claim is not None and claim.trial_id is not None and claim.number is not None
