@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Integer, Row, bindparam, select, update
 from hpo.errors import StorageError
 from storage import rows
 from storage.columns import now_s, utc_now
-from storage.leases import RUNNING
+from storage.leases import RUNNING, in_state
 from storage.schema import tickets
 from storage.studies import StudyStorage
 from storage.ticket import TRIAL, Claim, ClaimOrder, Ticket
@@ -21,7 +21,7 @@ from storage.ticket_ends import WAITING
 def _first_waiting(*, of_one_study: bool) -> Any:
     """Return the compare-and-set that takes the first waiting tickets, `most` of them."""
     queue = tickets.alias("queue")
-    wanted = (queue.c.name == bindparam("study_name")) & (queue.c.state == WAITING)
+    wanted = (queue.c.name == bindparam("study_name")) & in_state(queue, WAITING)
     if of_one_study:
         wanted &= queue.c.study == bindparam("only")
     first = (

@@ -26,7 +26,7 @@ from storage.columns import Json, UtcDateTime
 PREFIX = "hpo_"
 VERSION_TABLE = "hpo_alembic_version"
 # The newest file in migrations/versions; a test holds the two together.
-REVISION = "0002"
+REVISION = "0003"
 
 metadata = MetaData()
 
@@ -71,9 +71,21 @@ tickets = Table(
     Column("ended_at", UtcDateTime),
     UniqueConstraint("study", "idx", name="uq_hpo_ticket_study_idx"),
     UniqueConstraint("study", "params_key", name="uq_hpo_ticket_study_params_key"),
-    # The queue itself: the first waiting ticket of a study is found without a scan.
-    Index("ix_hpo_ticket_queue", "name", "state", "id"),
-    Index("ix_hpo_ticket_state", "state"),
+    # The queue itself: of thousands of tickets few wait and fewer run.
+    Index(
+        "ix_hpo_ticket_waiting",
+        "name",
+        "id",
+        sqlite_where=text("state = 'waiting'"),
+        postgresql_where=text("state = 'waiting'"),
+    ),
+    Index(
+        "ix_hpo_ticket_running",
+        "name",
+        "id",
+        sqlite_where=text("state = 'running'"),
+        postgresql_where=text("state = 'running'"),
+    ),
 )
 
 epochs = Table(

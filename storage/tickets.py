@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from hpo.errors import StorageError
 from storage.claiming import Claiming, ticket_of
 from storage.columns import now_s, utc_now
-from storage.leases import RUNNING, renew
+from storage.leases import RUNNING, in_state, renew
 from storage.link import Link
 from storage.schema import tickets
 from storage.studies import StudyStorage
@@ -187,11 +187,11 @@ class Tickets:
 
     def expired(self) -> Sequence[Ticket]:
         """Return the running tickets whose lease has passed."""
-        return self._read((tickets.c.state == RUNNING) & (tickets.c.lease_until < now_s()))
+        return self._read(in_state(tickets, RUNNING) & (tickets.c.lease_until < now_s()))
 
     def running(self, name: str) -> Sequence[Ticket]:
         """Return the running tickets of a study and its phases."""
-        return self._read((tickets.c.name == name) & (tickets.c.state == RUNNING))
+        return self._read((tickets.c.name == name) & in_state(tickets, RUNNING))
 
     def list(self, study: str) -> Sequence[Ticket]:
         """Return the tickets of one Optuna study in their order."""

@@ -94,7 +94,7 @@ def test_the_newest_migration_is_the_one_the_code_asks_for() -> None:
 
 
 def test_a_database_of_the_first_version_is_brought_up_with_its_rows(ready_url: str) -> None:
-    """0002: epochs spent may be a fraction."""
+    """0002: epochs spent may be a fraction; 0003: indices of the queue."""
     db = storage.Database(ready_url)
     db.registry.add({"study": "s", "phase": "search", "rank": 1, "epochs_spent": 3})
     db.close()

@@ -75,7 +75,6 @@ def test_what_a_trial_gathers_is_there_soon_without_being_asked(
     other = Database(ready_url)
     # The first param of its name is there at once: nobody may take another kind for it.
     assert other.studies.get_trial(trial_id).params == {"x": 0.5}
-    assert other.studies.get_trial(trial_id).intermediate_values == {}
     began = time.monotonic()
     assert until(lambda: other.n_epochs("s") == 3)
     assert time.monotonic() - began < 5

@@ -8,16 +8,22 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
+from sqlalchemy import Connection, event, insert, text
 
 from hpo.errors import StorageError
 from storage import ClaimOrder, Database, NewTicket, Ticket
+from storage.claiming import CLAIM, CLAIM_OF
+from storage.leases import RENEW
+from storage.schema import tickets
 
 N_PROCESSES = 8
 ROOT = Path(__file__).parent.parent
@@ -263,3 +269,36 @@ def test_a_process_killed_right_after_a_claim_leaves_a_ticket_and_its_trial(
     assert (ticket.state, ticket.owner) == ("running", "gone")
     assert ticket.trial_id is not None
     assert study.studies.get_trial(ticket.trial_id).state == TrialState.RUNNING
+
+
+def test_a_claim_does_not_walk_over_the_tickets_that_are_done(study: Database) -> None:
+    """Also where the planner knows that nearly all are: PostgreSQL finds that out by itself."""
+    with study.engine.begin() as connection:
+        connection.execute(insert(tickets), [
+            {"name": "s", "study": "s", "idx": 100 + k, "kind": "trial", "state": "done",
+             "attempt": 0, "created_at": datetime.now(UTC)} for k in range(3000)])
+        connection.execute(text("ANALYZE"))
+    values = {"study_name": "s", "only": "s", "most": 1, "lease_s": 1.0, "new_owner": "me",
+              "new_host": "h", "new_pid": 1, "new_claim_token": "t", "now": datetime.now(UTC)}
+    with study.engine.begin() as connection:
+        dialect = connection.dialect
+        explain = "EXPLAIN QUERY PLAN " if dialect.name == "sqlite" else "EXPLAIN "
+        for statement, fields in ((CLAIM_OF, values), (CLAIM, values),
+                                  (RENEW, {"holder": "me", "lease_s": 1.0})):
+            plan = _plan(connection, statement, fields, explain)
+            assert "ix_hpo_ticket_" in plan and "SCAN queue\n" not in plan, plan
+            assert "Seq Scan on hpo_ticket queue" not in plan, plan
+
+
+def _plan(connection: Connection, statement: Any, fields: dict[str, Any], explain: str) -> str:
+    plans: list[str] = []
+
+    def explained(_c: Any, cursor: Any, sql: str, values: Any, *_: Any) -> None:
+        asking = cursor.connection.cursor()
+        asking.execute(explain + sql, values)
+        plans.append("\n".join(str(row[-1]) for row in asking.fetchall()) + "\n")
+
+    event.listen(connection, "before_cursor_execute", explained)
+    connection.execute(statement, fields)
+    event.remove(connection, "before_cursor_execute", explained)
+    return plans[0]
