@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # The events of our own workers come at once; those of other hosts are looked for this often.
 _COUNT_S = 0.5
+# A count walks over all tickets of a study, so not each of a hundred ends a second asks for one.
+_COUNT_AGAIN_S = 0.2
+# Events come in handfuls then, and the parent leaves the processor to its workers.
+_GATHER_S = 0.02
 _REAP_S = 5.0
 # A worker writes the end of a trial first and tells it next.
 _HEAR_OUT_S = 1.0
@@ -207,18 +211,23 @@ def _do(
     each = {"trial": course.epochs, "sweep": 1 + course.epochs, "score": 0}[kind]
     course.show.start(label or phase, len(tickets), n_ended, (len(tickets) - n_ended) * each)
     reaped_at = counted_at = 0.0
+    ended = False
     while True:
         now = time.monotonic()
         if now - reaped_at > _REAP_S:
             reap(course)
             reaped_at = now
-        ended = False
+        is_over = False
         for member, event in course.pool.poll(0.1):
             course.show.event(member, event)
-            ended = ended or event["event"] in ("end", "exit")
+            ended = ended or event["event"] == "end"
+            # A worker that finds no ticket, or is gone, may have been the last.
+            is_over = is_over or event["event"] in ("idle", "exit")
             if event["event"] == "exit" and event["code"] != 0:
                 reap(course, _exit_text(event), event["begun"])
-        if ended or now - counted_at > _COUNT_S:
+        time.sleep(_GATHER_S)
+        if is_over or now - counted_at > (_COUNT_AGAIN_S if ended else _COUNT_S):
+            ended = False
             counts = course.db.tickets.counts(study)
             course.show.counted(_ended(counts) - _others_ended(course, study, kind))
             counted_at = now

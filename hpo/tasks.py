@@ -92,6 +92,9 @@ class Tasks:
         """Take the next ticket, of the phase under way if one is named; None when none waits."""
         claim, self._next = self._next, None
         if claim is None:
+            # An idle worker asks often, and must not keep the database from those at work.
+            if not self.db.tickets.any_waits(self.order["name"], self.order["only"]):
+                return None
             [claim] = self.db.tickets.claim_many(self._order_of_claim(), 1) or [None]
         if claim is not None:
             self.db.studies.keep_lease(claim.ticket.id, self.owner, LEASE_S)

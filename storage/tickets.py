@@ -124,6 +124,14 @@ class Tickets:
         claiming.adopt()
         return claims
 
+    def any_waits(self, name: str, only: str | None = None) -> bool:
+        """Say whether a ticket waits, without the lock that a claim takes."""
+        where = (tickets.c.name == name) & in_state(tickets, WAITING)
+        if only is not None:
+            where &= tickets.c.study == only
+        query = select(tickets.c.id).where(where).limit(1)
+        return self._link.read(lambda c: c.execute(query).first()) is not None
+
     def reserve(self, ticket_id: int, owner: str, params_key: str) -> bool:
         """Book a point of the space for a ticket; False if another one of the study has it."""
         change = (

@@ -127,6 +127,16 @@ def test_the_lowest_ticket_is_taken_first_with_its_trial(study: Database) -> Non
     assert _only(study).trial_id == claim.trial_id
 
 
+def test_whether_a_ticket_waits_is_known_without_taking_it(study: Database) -> None:
+    """Of a study, and of one of its phases."""
+    assert study.tickets.any_waits("s") and study.tickets.any_waits("s", "s")
+    assert not study.tickets.any_waits("s", "s/grid") and not study.tickets.any_waits("t")
+    assert study.tickets.counts("s")["waiting"] == 3
+    while study.tickets.claim("s", *ME):
+        pass
+    assert not study.tickets.any_waits("s")
+
+
 def test_an_empty_queue_gives_none(db: Database) -> None:
     """Nothing waits."""
     assert db.tickets.claim("s", *ME) is None
