@@ -32,6 +32,7 @@ _GATHER_S = 0.02
 _REAP_S = 5.0
 # A worker writes the end of a trial first and tells it next.
 _HEAR_OUT_S = 1.0
+_SILENCE_S = 0.05
 # A reason is one line of a table; a worker's last line may be any length.
 _MAX_LAST_LINE = 300
 
@@ -238,11 +239,17 @@ def _do(
 
 
 def _hear_out(course: Course) -> None:
-    """Show the ends that the database knew of before our own workers had told them."""
+    """Show the ends that the database knew of before our own workers had told them.
+
+    Not even the begin of a short trial may have been heard by then, so silence is waited for.
+    """
     deadline = time.monotonic() + _HEAR_OUT_S
-    while course.pool.busy() and time.monotonic() < deadline:
-        for member, event in course.pool.poll(0.1):
+    heard = True
+    while (heard or course.pool.busy()) and time.monotonic() < deadline:
+        heard = False
+        for member, event in course.pool.poll(_SILENCE_S):
             course.show.event(member, event)
+            heard = True
 
 
 def work_off(course: Course) -> int:

@@ -188,3 +188,15 @@ def test_a_study_that_is_done_says_so_through_the_command(tmp_path: Path) -> Non
     assert before == [2, 2, 1]
     hpo(tmp_path, *words)
     assert [len(trials(tmp_path, name)) for name in ("s", "s/grid", "s/confirm")] == before
+
+
+def test_every_trial_is_told_though_they_end_faster_than_they_are_heard_of(
+    tmp_path: Path
+) -> None:
+    """The database knows the last end before the parent has read the events of many."""
+    write(tmp_path, "s")
+    for k in range(3):
+        done = search(tmp_path, "s", "--n-trials", 12, "--name", f"s{k}")
+        told = [number for number in range(12) if f"search trial {number}: " in done.stdout]
+        assert told == list(range(12)), done.stdout
+        assert "[12 of 12" in done.stdout
