@@ -11,6 +11,7 @@ import copy
 import os
 from bisect import insort
 from collections.abc import Container, Sequence
+from itertools import islice
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -232,13 +233,9 @@ class _History:
         n_best = n_below + (n_weighed - n_below) // 2
         best = self._ranked[:n_best]
         rows = {row for _, _, row in best}
-        latest = []
-        for number, row in reversed(self._in_order):
-            if row not in rows:
-                latest.append(((), number, row))
-                if len(latest) == n_weighed - n_best:
-                    break
-        return best + latest
+        latest = (((), number, row) for number, row in reversed(self._in_order)
+                  if row not in rows)
+        return [*best, *islice(latest, max(0, n_weighed - n_best))]
 
     def _rows(
         self, part: Sequence[_Ranked],

@@ -172,7 +172,7 @@ class _Source:
             known = kinds.get(text)
             if known is None:
                 kind = distribution(text)
-                known = kinds[text] = (kind, _converter(kind))
+                known = kinds[text] = (kind, converter(kind))
             trial = trials.get(trial_id)
             if trial is None:
                 continue
@@ -231,7 +231,7 @@ def _between(table: Table) -> Any:
 COUNT = select(func.count()).select_from(rows.trials).where(_between(rows.trials))
 
 
-def _converter(kind: BaseDistribution) -> Callable[[float], Any] | None:
+def converter(kind: BaseDistribution) -> Callable[[float], Any] | None:
     """Return what makes a stored number a param's value; None where it is that already."""
     if isinstance(kind, FloatDistribution):
         return None

@@ -16,7 +16,6 @@ from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
-    IntDistribution,
     check_distribution_compatibility,
     distribution_to_json,
 )
@@ -26,7 +25,7 @@ from sqlalchemy import Connection
 
 from hpo.errors import StorageError
 from storage import rows
-from storage.loading import distribution, local
+from storage.loading import converter, distribution, local
 from storage.memory import copy_trial
 
 # The width of Optuna's columns for names, which PostgreSQL keeps to.
@@ -136,11 +135,11 @@ class RunningTrial:
     def as_stored(self) -> None:
         """Make the params what the database gives back: JSON knows no tuples, say."""
         for row in self._rows:
+            name, value = row["param_name"], row["param_value"]
             kind = distribution(row["distribution_json"])
-            self.trial._distributions[row["param_name"]] = kind
-            self.trial._params[row["param_name"]] = kind.to_external_repr(
-                int(row["param_value"]) if isinstance(kind, IntDistribution) else
-                row["param_value"])
+            convert = converter(kind)
+            self.trial._distributions[name] = kind
+            self.trial._params[name] = value if convert is None else convert(value)
 
     def merge(self, stored: FrozenTrial) -> None:
         """Take in what others have written to the trial; what waits to be written stays."""

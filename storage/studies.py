@@ -269,23 +269,17 @@ class StudyStorage(GroupedWrites):
                 check_distribution_compatibility(known, kind)
                 return False
         # Also where memory refuses it: its study may have been deleted and made anew.
-        found = self._link.read(lambda c: self._stored_kind(c, study_id, name))
-        if found is not None:
-            check_distribution_compatibility(found, kind)
+        found = self._link.read(lambda c: self._check_kind(c, study_id, name, kind))
         memory.distributions[name] = found or kind
         return found is None
 
     def _check_kind(
         self, connection: Connection, study_id: int, name: str, kind: BaseDistribution
-    ) -> None:
-        """Refuse a distribution that does not fit the one which the study has for this param."""
-        found = self._stored_kind(connection, study_id, name)
-        if found is not None:
-            check_distribution_compatibility(found, kind)
-
-    def _stored_kind(
-        self, connection: Connection, study_id: int, name: str
     ) -> BaseDistribution | None:
+        """Refuse a distribution that does not fit the one which the study has for this param.
+
+        Returns: the one that it has, if any.
+        """
         check_name(name)
         table = rows.params.c
         query = (
@@ -295,7 +289,11 @@ class StudyStorage(GroupedWrites):
             .limit(1)
         )
         text = connection.execute(query).scalar_one_or_none()
-        return None if text is None else distribution(text)
+        if text is None:
+            return None
+        found = distribution(text)
+        check_distribution_compatibility(found, kind)
+        return found
 
     def _insert(
         self, connection: Connection, study_id: int, start: Any, template: FrozenTrial | None
