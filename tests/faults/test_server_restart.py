@@ -21,6 +21,13 @@ for epoch in range(6):
 """
 
 
+def prepared(folder: Path, url: str, *words: object) -> list[object]:
+    """Write the module, set the database up, and return the words that search with two workers."""
+    write(folder, "s", body=BODY)
+    storage.init(url)
+    return search_words("s", "--workers", 2, "--storage", url, *words)
+
+
 def wait_for_trials(url: str, n: int) -> None:
     """Wait until a study has begun so many trials."""
     deadline = time.monotonic() + 60
@@ -35,10 +42,8 @@ def test_a_server_that_crashes_twice_and_comes_back_costs_no_report(
     tmp_path: Path, own_server: Any
 ) -> None:
     """C04: with 2 seconds of outage each; no trial is tried again, and nobody is told of it."""
-    write(tmp_path, "s", body=BODY)
-    storage.init(own_server.url)
-    process = start(tmp_path, *search_words("s", "--n-trials", 8, "--workers", 2, "--storage",
-                                            own_server.url, "--pruner", "none"))
+    process = start(tmp_path, *prepared(tmp_path, own_server.url, "--n-trials", 8,
+                                        "--pruner", "none"))
     wait_for_trials(own_server.url, 2)
     for _ in range(2):
         own_server.crash()
@@ -62,10 +67,7 @@ def test_a_server_that_stays_away_ends_the_run_after_the_storage_timeout(
     tmp_path: Path, own_server: Any
 ) -> None:
     """In one line without a traceback; when it is back, the same command goes on."""
-    write(tmp_path, "s", body=BODY)
-    storage.init(own_server.url)
-    words = search_words("s", "--n-trials", 4, "--workers", 2, "--storage", own_server.url,
-                         "--storage-timeout", 2)
+    words = prepared(tmp_path, own_server.url, "--n-trials", 4, "--storage-timeout", 2)
     process = start(tmp_path, *words)
     wait_for_trials(own_server.url, 2)
     own_server.crash()
@@ -90,10 +92,8 @@ def test_a_run_keeps_few_sessions_and_none_of_them_in_a_transaction(
     """At most two a worker and two for the parent, looked at every 20 ms."""
     import psycopg
 
-    write(tmp_path, "s", body=BODY)
-    storage.init(own_server.url)
-    process = start(tmp_path, *search_words("s", "--n-trials", 6, "--workers", 2, "--storage",
-                                            own_server.url, "--pruner", "none"))
+    process = start(tmp_path, *prepared(tmp_path, own_server.url, "--n-trials", 6,
+                                        "--pruner", "none"))
     most, idle = 0, 0
     query = ("SELECT count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%' "
              "AND state_change < now() - interval '100 ms') FROM pg_stat_activity "
