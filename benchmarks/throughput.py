@@ -5,8 +5,8 @@
 
 sleep: `hpo run` with 64 workers whose trials sleep one second, and with 16 whose trials sleep 100
        ms; the trials' times in the database against the ideal, in which each worker sleeps without
-       a break. Starting and ending apart: counted from the moment when all workers have begun a
-       trial to the last begin of one.
+       a break. Starting and ending apart: counted from the moment when all workers have ended
+       their first trial to the last begin of one.
 gap:   one warm worker: from the last step of a trial to the first of the next, as the objective
        sees them.
 exact: eight processes, 500 trials each, once as workers of one `hpo run` and once as eight
@@ -101,9 +101,9 @@ def sleeping(made: Databases, kind: str, n_workers: int, sleep_s: float, n_each:
     first: dict[str, float] = {}
     begins = []
     for trial in sorted(trials, key=lambda t: t.datetime_start):
-        begun = trial.datetime_start.timestamp()
-        first.setdefault(trial.user_attrs["worker"], begun)
-        begins.append(begun)
+        first.setdefault(trial.user_attrs["worker"], trial.datetime_complete.timestamp())
+        begins.append(trial.datetime_start.timestamp())
+    # A worker's first trial is claimed while 63 others still start, and share two cores with it.
     all_on, last = max(first.values()), begins[-1]
     n_begun = sum(all_on < begun <= last for begun in begins)
     share = n_begun * sleep_s / ((last - all_on) * n_workers)

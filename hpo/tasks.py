@@ -67,6 +67,10 @@ class Tasks:
         self._trim = Trim()
         # Taken with the end of the trial before it, in one transaction.
         self._next: Claim | None = None
+        # What a first trial would load is loaded before it is claimed.
+        make_sampler(order["sampler"], spec.space, order["seed"], 0)
+        make_pruner(order["pruner"], n_startup=order["prune_startup"],
+                    n_warmup=order["prune_warmup"], epochs=order["epochs"])
 
     def close(self) -> None:
         """Give back the ticket that was taken but not begun, and close the database."""
@@ -138,11 +142,11 @@ class Tasks:
 
             params = draw(study, self.db.studies.known_trial(trial_id), space, sampler_of,
                           self._reserve(ticket))
+        stored = {}
         for name, value in params.items():
-            distribution = space[name].distribution()
-            self.db.studies.set_trial_param(
-                trial_id, name, distribution.to_internal_repr(space[name].encode(value)),
-                distribution)
+            kind = space[name].distribution()
+            stored[name] = (kind.to_internal_repr(space[name].encode(value)), kind)
+        self.db.studies.set_trial_params(trial_id, stored)
         return params
 
     def _reserve(self, ticket: Ticket) -> Callable[[dict[str, Any]], bool]:
@@ -351,11 +355,10 @@ class Trim:
 @contextmanager
 def redirected(path: Path) -> Iterator[None]:
     """Send what this process and its libraries print to a trial's own log, for the while."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    log = _open_log(path)
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -367,3 +370,12 @@ def redirected(path: Path) -> Iterator[None]:
         os.dup2(saved[1], 2)
         for fd in (*saved, log):
             os.close(fd)
+
+
+def _open_log(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o644)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
-from optuna.trial import FrozenTrial
-from sqlalchemy import Connection, Integer, Row, bindparam, select, update
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import Connection, Integer, bindparam, select, update
 
 from hpo.errors import StorageError
 from storage import rows
 from storage.columns import now_s, utc_now
 from storage.leases import RUNNING, in_state
+from storage.prepared import Answer, Prepared, refusing_unless
 from storage.schema import tickets
 from storage.studies import StudyStorage
 from storage.ticket import TRIAL, Claim, ClaimOrder, Ticket
@@ -40,16 +42,44 @@ def _first_waiting(*, of_one_study: bool) -> Any:
         **{name: bindparam("new_" + name) for name in ("owner", "host", "pid", "claim_token")},
         "taken_at": bindparam("now"),
     }
-    where = tickets.c.id.in_(select(first.c.id)) & (tickets.c.state == WAITING)
+    where = tickets.c.id.in_(select(first.c.id)) & in_state(tickets, WAITING)
     return update(tickets).where(where).values(taken).returning(*tickets.c)
 
 
-CLAIM = _first_waiting(of_one_study=False)
-CLAIM_OF = _first_waiting(of_one_study=True)
-NOTE_TRIAL = (
+CLAIM = Prepared(_first_waiting(of_one_study=False))
+CLAIM_OF = Prepared(_first_waiting(of_one_study=True))
+NOTE_TRIAL = Prepared(
     update(tickets)
     .where(tickets.c.id == bindparam("ticket"))
     .values(trial_id=bindparam("trial"), trial_number=bindparam("number"))
+)
+
+
+_JUST_TAKEN = (
+    (tickets.c.name == bindparam("study_name"))
+    & in_state(tickets, RUNNING)
+    & (tickets.c.claim_token == bindparam("token"))
+    & (tickets.c.kind == TRIAL)
+)
+
+
+def _add_noted() -> Any:
+    """Make the trial of the one ticket that was just taken, and note it there, on PostgreSQL."""
+    columns = rows.trials.c
+    named = rows.studies.c.study_name == bindparam("study")
+    made = (
+        rows.adding_trial(named & select(tickets.c.id).where(_JUST_TAKEN).exists())
+        .returning(columns.trial_id, columns.number, columns.study_id)
+        .cte("made")
+    )
+    noted = {"trial_id": made.c.trial_id, "trial_number": made.c.number}
+    change = update(tickets).where(_JUST_TAKEN).values(noted)
+    return change.returning(made.c.trial_id, made.c.number, made.c.study_id)
+
+
+ADD_NOTED = Prepared(_add_noted())
+HAS_TRIAL = refusing_unless(
+    ~select(tickets.c.id).where(_JUST_TAKEN, tickets.c.trial_id.is_(None)).exists()
 )
 
 
@@ -62,6 +92,7 @@ class Claiming:
 
     def __init__(self, studies: StudyStorage, order: ClaimOrder, most: int = 1) -> None:
         self._studies = studies
+        self._order = order
         self._token = uuid.uuid4().hex
         self._statement = CLAIM if order.only is None else CLAIM_OF
         self._fields: dict[str, Any] = {
@@ -82,9 +113,52 @@ class Claiming:
         Raises:
             StorageError: the Optuna study of a ticket does not exist.
         """
+        return self.make_trials(connection, self.take(connection))
+
+    def take(self, connection: Connection) -> Answer:
+        """Take the tickets; the answer holds them."""
+        return self._statement.run(connection, {**self._fields, "now": utc_now()})
+
+    def make_trials(self, connection: Connection, taken: Answer) -> list[Claim]:
+        """Make the trials of the tickets that were taken.
+
+        Raises:
+            StorageError: the Optuna study of a ticket does not exist.
+        """
         self._made.clear()
-        found = connection.execute(self._statement, {**self._fields, "now": utc_now()})
-        return [self._claimed(connection, row) for row in sorted(found.all(), key=_by_id)]
+        start = rows.utc_naive()
+        added = [(row, self._studies.add_running(connection, start, study=row.study)
+                  if row.kind == TRIAL else None) for row in sorted(taken.all(), key=_by_id)]
+        return [self._claimed(connection, row, answer, start) for row, answer in added]
+
+    def hopeful_work(self, connection: Connection) -> Callable[[], list[Claim]]:
+        """Take a ticket of the one study, and make its trial, all said at once.
+
+        PostgreSQL refuses it if there is no such study. Returns: what reads the answers, after
+        the commit.
+        """
+        taken, study = self.take(connection), self._order.only
+        assert study is not None
+        self._made.clear()
+        start = rows.utc_naive()
+        self._studies.lock_study(connection, study)
+        added = ADD_NOTED.run(connection, {
+            "study": study,
+            "study_name": self._order.name,
+            "token": self._token,
+            "state": TrialState.RUNNING,
+            "start": start,
+            "complete": None,
+        })
+        HAS_TRIAL.run(connection, {"study_name": self._order.name, "token": self._token})
+        return lambda: [self._noted(row, added, start) for row in taken.all()]
+
+    def _noted(self, row: Any, added: Answer, start: Any) -> Claim:
+        if row.kind != TRIAL:
+            return Claim(ticket_of(row), None, None)
+        trial = self._new_trial(row, added, start)
+        ticket = ticket_of(row, trial_id=trial._trial_id, trial_number=trial.number)
+        return Claim(ticket, trial._trial_id, trial.number)
 
     def done(self, connection: Connection) -> list[Claim]:
         """Return what was taken before."""
@@ -97,29 +171,34 @@ class Claiming:
         for study_id, trial in self._made:
             self._studies.adopt(study_id, trial)
 
-    def _claimed(self, connection: Connection, row: Row[Any]) -> Claim:
-        if row.kind != TRIAL:
+    def _claimed(
+        self, connection: Connection, row: Any, answer: Answer | None, start: Any
+    ) -> Claim:
+        if answer is None:
             return Claim(ticket_of(row), None, None)
-        start = rows.utc_naive()
+        trial = self._new_trial(row, answer, start)
+        note = {"ticket": row.id, "trial": trial._trial_id, "number": trial.number}
+        NOTE_TRIAL.run(connection, note)
+        ticket = ticket_of(row, trial_id=trial._trial_id, trial_number=trial.number)
+        return Claim(ticket, trial._trial_id, trial.number)
+
+    def _new_trial(self, row: Any, answer: Answer, start: Any) -> FrozenTrial:
         try:
-            study_id, trial = self._studies.insert_running(connection, start, study=row.study)
+            study_id, trial = self._studies.added(answer, start, study=row.study)
         except KeyError:
             raise StorageError(
                 f"ticket {row.id}: its study '{row.study}' does not exist"
             ) from None
         self._made.append((study_id, trial))
-        note = {"ticket": row.id, "trial": trial._trial_id, "number": trial.number}
-        connection.execute(NOTE_TRIAL, note)
-        ticket = ticket_of(row, trial_id=trial._trial_id, trial_number=trial.number)
-        return Claim(ticket, trial._trial_id, trial.number)
+        return trial
 
 
-def ticket_of(row: Row[Any], **changes: Any) -> Ticket:
-    """Return the ticket of a row."""
-    fields = dict(row._mapping)
+def ticket_of(row: Any, **changes: Any) -> Ticket:
+    """Return the ticket of a row, which holds all its columns."""
+    fields = row._asdict()
     fields["payload"] = fields["payload"] or {}
     return Ticket(**fields | changes)
 
 
-def _by_id(row: Row[Any]) -> int:
+def _by_id(row: Any) -> int:
     return row.id

@@ -5,7 +5,8 @@ What belongs together is one transaction: a report and its metrics, a trial's en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,7 +18,7 @@ from sqlalchemy import Connection, Engine, Row, delete, func, select
 from storage import creation, rows, schema
 from storage.claiming import Claiming
 from storage.columns import utc_now
-from storage.ending import Back, TrialEnd
+from storage.ending import Back, TicketLost, TrialEnd
 from storage.engine import mask
 from storage.link import Link
 from storage.names import belongs_to
@@ -127,8 +128,14 @@ class Database:
 
     def end(self, end: TrialEnd) -> bool:
         """End a trial and its ticket in one transaction; False if the owner has lost it."""
-        with end.within(self.studies):
-            return self._link.write(lambda c: end.work(c, self.studies), again=end.done)
+        with end.within(self.studies), suppress(TicketLost):
+            return self._link.write(
+                lambda c: end.work(c, self.studies),
+                again=end.done,
+                prepared=True,
+                hopeful=None if end.back else lambda c: end.hopeful_work(c, self.studies),
+            )
+        return False
 
     def end_and_claim(self, end: TrialEnd, order: ClaimOrder) -> tuple[bool, Claim | None]:
         """End a trial and take the next ticket in one transaction: a worker waits once for both.
@@ -137,19 +144,27 @@ class Database:
         """
         claiming = Claiming(self.studies, order)
 
+        def hopeful(connection: Connection) -> Callable[[], tuple[bool, list[Claim]]]:
+            ended = end.hopeful_work(connection, self.studies)
+            claims = claiming.hopeful_work(connection)
+            return lambda: (ended(), claims())
+
         def work(connection: Connection) -> tuple[bool, list[Claim]]:
             return end.work(connection, self.studies), claiming.work(connection)
 
         def done(connection: Connection) -> tuple[bool, list[Claim]] | None:
-            # Either shows that both were committed: an end may have been refused, and a queue
-            # may have been empty. Of a refused end and an empty queue nothing was.
+            # Either shows that both were committed: others may have ended the trial, and a queue
+            # may have been empty.
             ended, claims = bool(end.done(connection)), claiming.done(connection)
             return (ended, claims) if ended or claims else None
 
-        with end.within(self.studies):
-            held, claims = self._link.write(work, again=done)
-        claiming.adopt()
-        return held, claims[0] if claims else None
+        with end.within(self.studies), suppress(TicketLost):
+            held, claims = self._link.write(
+                work, again=done, prepared=True,
+                hopeful=None if end.back or order.only is None else hopeful)
+            claiming.adopt()
+            return held, claims[0] if claims else None
+        return False, next(iter(self.tickets.claim_many(order, 1)), None)
 
     def epochs(self, study: str, number: int | None = None) -> Sequence[EpochRow]:
         """Return the stored epochs of an Optuna study, or of one trial of it, in their order."""

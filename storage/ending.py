@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any
 
 from optuna.trial import TrialState
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from storage import rows
 from storage.columns import clip
+from storage.prepared import refusing_unless
 from storage.running import Gathered
+from storage.schema import tickets
 from storage.studies import UNKNOWN, StudyStorage
 from storage.ticket_ends import DONE, FAILED, close_ticket, return_ticket
 
+# Whether this very end has closed the ticket and the trial.
+_ENDED = refusing_unless(
+    select(tickets.c.id)
+    .join(rows.trials, rows.trials.c.trial_id == tickets.c.trial_id)
+    .where(
+        tickets.c.id == bindparam("ticket"),
+        tickets.c.ended_at == bindparam("ended_at"),
+        tickets.c.trial_id == bindparam("trial"),
+        rows.trials.c.datetime_complete == bindparam("at"),
+    )
+    .exists()
+)
 TICKET_STATES = {TrialState.COMPLETE: DONE, TrialState.PRUNED: DONE, TrialState.FAIL: FAILED}
 # The attribute that a person reads in a table; the whole text is in the trial's log file.
 REASON = "reason"
+
+
+class TicketLost(Exception):  # noqa: N818 - no fault: others went on with the trial
+    """The ticket that should end is not its owner's any more."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +102,41 @@ class TrialEnd:
         studies.ended(own, self.state, self.values, self._at, n_rows=n_rows)
 
     def work(self, connection: Connection, studies: StudyStorage) -> bool:
-        """End both; False, and nothing written, if the owner has lost the ticket."""
-        self._result = (self._close_ticket(connection), None)
-        if self._result[0]:
-            n_rows = studies.move(connection, self.trial_id, self.state, self._at)
-            if n_rows is not None:
-                studies.write_rest(connection, self.trial_id, self._news, self.values)
-            self._result = (True, n_rows)
-        return self._result[0]
+        """End both, looking at each step whether it may be done.
+
+        Raises:
+            TicketLost: by the owner; the transaction must not be committed.
+        """
+        self._result = (False, None)
+        held = self._close_ticket(connection)
+        moved = studies.move(connection, self.trial_id, self.state, self._at)
+        if not held():
+            raise TicketLost
+        n_rows = moved.scalar()
+        if n_rows is not None:
+            studies.write_rest(connection, self.trial_id, self._news, self.values)
+        self._result = (True, n_rows)
+        return True
+
+    def hopeful_work(
+        self, connection: Connection, studies: StudyStorage
+    ) -> Callable[[], bool]:
+        """Say all of it at once, and have PostgreSQL refuse it where `work` would not go on.
+
+        Returns: what reads the answers, after the commit.
+        """
+        self._result = (False, None)
+        self._close_ticket(connection)
+        moved = studies.move(connection, self.trial_id, self.state, self._at)
+        studies.write_rest(connection, self.trial_id, self._news, self.values)
+        _ENDED.run(connection, {"ticket": self.ticket_id, "trial": self.trial_id,
+                                "at": self._at, "ended_at": self._at.replace(tzinfo=UTC)})
+
+        def read() -> bool:
+            self._result = (True, moved.scalar())
+            return True
+
+        return read
 
     def done(self, connection: Connection) -> bool | None:
         """Return True if the trial has this very end already."""
@@ -101,18 +147,19 @@ class TrialEnd:
         self._result = (True, UNKNOWN)
         return True
 
-    def _close_ticket(self, connection: Connection) -> bool:
+    def _close_ticket(self, connection: Connection) -> Callable[[], bool]:
+        """Close the ticket, or give it back; what is returned says whether the owner had it."""
         if self.back is not None:
             parts = (self.back.cause, self.back.params, self.back.count)
-            return return_ticket(
+            is_back = return_ticket(
                 connection, self.ticket_id, self.owner, *parts, self.expired_only, self.trial_id
             )
+            return lambda: is_back
         cause = str(self.user_attrs.get(REASON) or "") or None
         state = TICKET_STATES[self.state]
-        fence = (self.expired_only, self.trial_id)
-        return close_ticket(
-            connection, self.ticket_id, self.owner, state, cause, None, *fence
-        )
+        fence = (self.expired_only, self.trial_id, self._at.replace(tzinfo=UTC))
+        closed = close_ticket(connection, self.ticket_id, self.owner, state, cause, None, *fence)
+        return lambda: bool(closed.rowcount)
 
 
 def _texts(attrs: Mapping[str, Any]) -> dict[str, str]:

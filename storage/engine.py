@@ -7,14 +7,17 @@ PostgreSQL pool hands out sessions that the server has dropped.
 from __future__ import annotations
 
 import os
+import random
 import re
 import sqlite3
+import time
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, OperationalError
 
 from hpo.errors import InputError
 from storage.network import refuse_network_path
@@ -23,8 +26,13 @@ BUSY_TIMEOUT_S = 30
 # One session for the trial and one for the thread that renews its lease.
 POSTGRES_SESSIONS = 2
 LOCK_TIMEOUT_S = 5.0
+# Between two looks at SQLite's write lock. A transaction of ours takes about a millisecond.
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.0003, 0.005
 ACCEPTED = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
 WRITES = "hpo_writes"
+# What was dropped in so short a time is noticed by the use itself, which is tried again then.
+PING_AFTER_S = 1.0
+_USED = "hpo_used_at"
 
 
 def mask(url: str | URL) -> str:
@@ -83,9 +91,10 @@ def _sqlite_engine(url: URL, timeout_s: float) -> Engine:
     path = sqlite_path(url)
     if path is not None:
         _check_place(path)
-    engine = create_engine(url, connect_args={"timeout": min(BUSY_TIMEOUT_S, timeout_s)})
+    wait_s = min(BUSY_TIMEOUT_S, timeout_s)
+    engine = create_engine(url, connect_args={"timeout": wait_s})
     event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "begin", lambda connection: _begin_sqlite(connection, wait_s))
     return engine
 
 
@@ -109,18 +118,38 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    if connection.get_execution_options().get(WRITES):
-        _begin_immediate(connection)
-
-
-def _begin_immediate(connection: Connection) -> None:
+def _begin_sqlite(connection: Connection, wait_s: float) -> None:
+    if not connection.get_execution_options().get(WRITES):
+        return
     # Straight to the driver: SQLAlchemy's way costs as much as the report that follows.
     driver: Any = connection.connection.driver_connection
     try:
-        driver.execute("BEGIN IMMEDIATE")
+        _take_write_lock(driver, wait_s)
     except sqlite3.OperationalError as error:
         raise OperationalError("BEGIN IMMEDIATE", None, error) from error
+
+
+def _take_write_lock(driver: sqlite3.Connection, wait_s: float) -> None:
+    """Begin a transaction as soon as no other writes.
+
+    SQLite itself looks again after 1, 2, 5, 10 ... milliseconds, several times as long as those
+    who write need. Whoever has waited for long looks as often as the others, so nobody starves.
+    """
+    try:
+        driver.execute("PRAGMA busy_timeout = 0")
+        deadline = time.monotonic() + wait_s
+        pause_s = FIRST_LOOK_S
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 1.2, LONGEST_LOOK_S)
+    finally:
+        driver.execute(f"PRAGMA busy_timeout = {int(1000 * wait_s)}")
 
 
 def _postgres_engine(url: URL, timeout_s: float) -> Engine:
@@ -128,7 +157,6 @@ def _postgres_engine(url: URL, timeout_s: float) -> Engine:
     try:
         engine = create_engine(
             url,
-            pool_pre_ping=True,
             pool_size=POSTGRES_SESSIONS,
             max_overflow=0,
             pool_timeout=timeout_s,
@@ -136,6 +164,8 @@ def _postgres_engine(url: URL, timeout_s: float) -> Engine:
         )
         lock_s = min(LOCK_TIMEOUT_S, timeout_s / 4)
         event.listen(engine, "connect", lambda c, _record: _prepare_postgres(c, lock_s))
+        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkout", _ping_idle)
         return engine
     except ImportError as error:
         raise InputError(
@@ -149,3 +179,24 @@ def _prepare_postgres(connection: Any, lock_s: float) -> None:
     # need one. What waited too long is tried again.
     connection.execute(f"SET lock_timeout = {max(1, int(1000 * lock_s))}")
     connection.commit()
+
+
+def _note_use(_connection: Any, record: Any) -> None:
+    record.info[_USED] = time.monotonic()
+
+
+def _ping_idle(connection: Any, record: Any, _proxy: Any) -> None:
+    """Have a session that a server dropped meanwhile replaced before it is used.
+
+    SQLAlchemy's own pre-ping asks each time; a session in steady use need not be asked.
+    """
+    if time.monotonic() - record.info.get(_USED, -inf) < PING_AFTER_S:
+        return
+    # In a transaction of its own, the question would leave the session in it.
+    was, connection.autocommit = connection.autocommit, True
+    try:
+        connection.execute("SELECT 1")
+        connection.autocommit = was
+    except Exception as error:
+        # The pool opens another one, and tries that.
+        raise DisconnectionError from error

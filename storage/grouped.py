@@ -132,7 +132,8 @@ class GroupedWrites(TrialReads):
             ordered = sorted(chosen, key=lambda own: own.trial._trial_id)
             news = {own.trial._trial_id: stack.enter_context(own.taken()) for own in ordered}
             at = time.monotonic()
-            gone, held = self._link.write(lambda c: self._write_all(c, news, due))
+            gone, held = self._link.write(
+                lambda c: self._write_all(c, news, due), prepared=True)
         for own in chosen:
             own.is_new = False
             own.failure = None
@@ -152,15 +153,14 @@ class GroupedWrites(TrialReads):
 
         Of a trial that has ended the params are written still: they were drawn before.
         """
-        held = {owner: renew(connection, owner, lease_s) for owner, lease_s in due}
-        states: dict[int, bool] = {}
-        if news:
-            found = connection.execute(self._known.touch_trials, {"trials": list(news)})
-            states = {row.trial_id: row.state.is_finished() for row in found}
+        renewed = {owner: renew(connection, owner, lease_s) for owner, lease_s in due}
+        touched = [self._known.touch_trial.run(connection, {"trial": one}) for one in news]
+        found = [row for answer in touched for row in answer.all()]
+        states = {row.trial_id: row.state.is_finished() for row in found}
         gone = {trial_id for trial_id in news if states.get(trial_id, True)}
         drawn = {one: Gathered(params=news[one].params) for one in gone if one in states}
         write_news(connection, drawn | {one: news[one] for one in set(news) - gone})
-        return gone, held
+        return gone, {owner: [row.id for row in answer.all()] for owner, answer in renewed.items()}
 
     def _write_due(self) -> float:
         chosen = [own for own in list(self._running.values()) if own.has_news]

@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from hpo.errors import InputError, StorageError
 from storage.engine import WRITES, make_engine, mask
+from storage.prepared import is_refusal, transaction
 
 Result = TypeVar("Result")
 FIRST_WAIT_S = 0.02
@@ -81,8 +82,14 @@ class Link:
         work: Callable[[Connection], Result],
         *,
         again: Callable[[Connection], Result | None] | None = None,
+        prepared: bool = False,
+        hopeful: Callable[[Connection], Callable[[], Result]] | None = None,
     ) -> Result:
         """Run `work` in one transaction, until it succeeds or the time is over.
+
+        Work of `prepared` statements alone waits for no answer that it does not read. `hopeful`
+        is the same work for PostgreSQL without any such wait: it returns what reads the answers
+        after the commit; where the database refuses it, `work` is done instead.
 
         A lost answer to a COMMIT leaves open whether it happened. Work that may be done twice
         needs nothing more; other work gives `again`, which runs first in every repetition and
@@ -93,6 +100,18 @@ class Link:
         """
 
         def once(repeated: bool) -> Result:
+            if hopeful is not None and not repeated and not self.is_sqlite:
+                with self._writes.connect() as connection:
+                    try:
+                        with transaction(connection):
+                            read = hopeful(connection)
+                        return read()
+                    except DBAPIError as error:
+                        if not is_refusal(error):
+                            raise
+            if prepared and not repeated:
+                with self._writes.connect() as connection, transaction(connection):
+                    return work(connection)
             with self._writes.begin() as connection:
                 done = again(connection) if repeated and again is not None else None
                 return work(connection) if done is None else done

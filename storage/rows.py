@@ -14,9 +14,9 @@ from typing import Any
 from optuna.storages._rdb import models
 from optuna.trial import TrialState
 from sqlalchemy import Executable, Table, bindparam, func, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from storage import schema
+from storage.prepared import Prepared, PreparedRows
 
 studies: Table = models.StudyModel.__table__
 directions: Table = models.StudyDirectionModel.__table__
@@ -40,45 +40,53 @@ UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
 class Statements:
     """The statements that a trial needs, in one dialect."""
 
-    lock_study: Executable
-    lock_study_named: Executable
-    add_trial: Executable
-    add_trial_named: Executable
-    touch_trials: Executable
-    report: Executable
-    epoch: Executable
-    param: Executable
-    value: Executable
-    user_attr: Executable
-    system_attr: Executable
+    lock_study: Prepared
+    lock_study_named: Prepared
+    add_trial: Prepared
+    add_trial_named: Prepared
+    touch_trial: Prepared
+    report: PreparedRows
+    epoch: PreparedRows
+    param: PreparedRows
+    value: PreparedRows
+    user_attr: PreparedRows
+    system_attr: PreparedRows
 
 
 @cache
 def statements(dialect: str) -> Statements:
     """Return the statements of `sqlite` or `postgresql`."""
-    upsert = sqlite.insert if dialect == "sqlite" else postgresql.insert
     return Statements(
         lock_study=_lock(studies.c.study_id == bindparam("study")),
         lock_study_named=_lock(studies.c.study_name == bindparam("study")),
         add_trial=_add_trial(studies.c.study_id == bindparam("study")),
         add_trial_named=_add_trial(studies.c.study_name == bindparam("study")),
-        touch_trials=_touch_trials(),
-        report=_overwrite(upsert, reports, ("trial_id", "step")),
-        epoch=_overwrite(upsert, schema.epochs, ("study", "trial_number", "epoch")),
-        param=upsert(params).on_conflict_do_nothing(index_elements=["trial_id", "param_name"]),
-        value=_overwrite(upsert, values, ("trial_id", "objective")),
-        user_attr=_overwrite(upsert, user_attrs, ("trial_id", "key")),
-        system_attr=_overwrite(upsert, system_attrs, ("trial_id", "key")),
+        touch_trial=_touch_trial(),
+        report=_overwrite(dialect, reports, ("trial_id", "step")),
+        epoch=_overwrite(dialect, schema.epochs, ("study", "trial_number", "epoch")),
+        param=_add_new(dialect, params, ("trial_id", "param_name")),
+        value=_overwrite(dialect, values, ("trial_id", "objective")),
+        user_attr=_overwrite(dialect, user_attrs, ("trial_id", "key")),
+        system_attr=_overwrite(dialect, system_attrs, ("trial_id", "key")),
     )
 
 
-def _lock(where: Any) -> Executable:
+def _lock(where: Any) -> Prepared:
     # FOR NO KEY UPDATE: it serialises the numbering, and does not wait for foreign-key checks.
-    return select(studies.c.study_id).where(where).with_for_update(key_share=True)
+    return Prepared(select(studies.c.study_id).where(where).with_for_update(key_share=True))
 
 
-def _add_trial(where: Any) -> Executable:
-    """Add a trial to the study of `where`, if there is one, numbered one above its last."""
+def _add_trial(where: Any) -> Prepared:
+    return Prepared(
+        adding_trial(where).returning(trials.c.trial_id, trials.c.number, trials.c.study_id)
+    )
+
+
+def adding_trial(where: Any) -> Any:
+    """Return the INSERT of a trial in the study of `where`, if there is one.
+
+    It is numbered one above the study's last.
+    """
     earlier = trials.alias("earlier")
     last = (
         select(earlier.c.number)
@@ -94,18 +102,16 @@ def _add_trial(where: Any) -> Executable:
         "datetime_start": bindparam("start", type_=trials.c.datetime_start.type),
         "datetime_complete": bindparam("complete", type_=trials.c.datetime_complete.type),
     }
-    return (
-        insert(trials)
-        .from_select(list(fields), select(*fields.values()).where(where), include_defaults=False)
-        .returning(trials.c.trial_id, trials.c.number, trials.c.study_id)
+    return insert(trials).from_select(
+        list(fields), select(*fields.values()).where(where), include_defaults=False
     )
 
 
-def _touch_trials() -> Executable:
-    """Read trials' states so that they cannot end before this transaction does."""
-    return (
+def _touch_trial() -> Prepared:
+    """Read a trial's state so that it cannot end before this transaction does."""
+    return Prepared(
         select(trials.c.trial_id, trials.c.study_id, trials.c.number, trials.c.state)
-        .where(trials.c.trial_id.in_(bindparam("trials", expanding=True)))
+        .where(trials.c.trial_id == bindparam("trial"))
         .with_for_update(read=True)
     )
 
@@ -115,17 +121,31 @@ def is_unfinished() -> Any:
     return or_(*(trials.c.state == state for state in UNFINISHED))
 
 
-def _overwrite(upsert: Any, table: Table, keys: tuple[str, ...]) -> Executable:
-    new = upsert(table)
-    surrogate = [column.name for column in table.primary_key if column.name not in keys]
-    rest = [c.name for c in table.columns if c.name not in (*keys, *surrogate)]
-    return new.on_conflict_do_update(
-        index_elements=list(keys), set_={name: new.excluded[name] for name in rest}
-    )
+def _overwrite(dialect: str, table: Table, keys: tuple[str, ...]) -> PreparedRows:
+    names = _names(table, keys)
+
+    def conflict(new: Any) -> Executable:
+        rest = {name: new.excluded[name] for name in names if name not in keys}
+        return new.on_conflict_do_update(index_elements=list(keys), set_=rest)
+
+    return PreparedRows(dialect, table, names, conflict)
+
+
+def _add_new(dialect: str, table: Table, keys: tuple[str, ...]) -> PreparedRows:
+    def conflict(new: Any) -> Executable:
+        return new.on_conflict_do_nothing(index_elements=list(keys))
+
+    return PreparedRows(dialect, table, _names(table, keys), conflict)
+
+
+def _names(table: Table, keys: tuple[str, ...]) -> list[str]:
+    """Return a table's columns without the number that the database gives each row."""
+    given = [column.name for column in table.primary_key if column.name not in keys]
+    return [column.name for column in table.columns if column.name not in given]
 
 
 @cache
-def move_trial(state: TrialState) -> Any:
+def move_trial(state: TrialState) -> Prepared:
     """Return the compare-and-set that moves one unfinished trial to `state` at the time `at`.
 
     It returns how many rows the trial had in its other tables, if it moved.
@@ -139,7 +159,7 @@ def move_trial(state: TrialState) -> Any:
         change = change.where(is_unfinished()).values(state=state)
         change = change.values(datetime_complete=at) if state.is_finished() else change
     tables = (params, reports, user_attrs, system_attrs, values)
-    return change.returning(reduce(add, map(_count, tables)))
+    return Prepared(change.returning(reduce(add, map(_count, tables)).label("n_rows")))
 
 
 def _count(table: Table) -> Any:

@@ -27,6 +27,7 @@ from hpo.errors import StorageError
 from storage import rows
 from storage.loading import converter, distribution, local
 from storage.memory import copy_trial
+from storage.prepared import PreparedRows
 
 # The width of Optuna's columns for names, which PostgreSQL keeps to.
 LONGEST_NAME = 512
@@ -205,7 +206,7 @@ def _update(mine: dict[Any, Any], found: Mapping[Any, Any], waiting: Mapping[Any
 def write_news(connection: Connection, found: Mapping[int, Gathered]) -> None:
     """Write what is gathered of trials that the caller knows to be unfinished."""
     known = rows.statements(connection.dialect.name)
-    parts: tuple[tuple[Any, list[dict[str, Any]]], ...] = (
+    parts: tuple[tuple[PreparedRows, list[dict[str, Any]]], ...] = (
         (known.param, [row for news in found.values() for row in news.params]),
         (known.report, [rows.report_row(trial_id, *report) for trial_id, news in found.items()
                         for report in news.reports.items()]),
@@ -217,7 +218,7 @@ def write_news(connection: Connection, found: Mapping[int, Gathered]) -> None:
     )
     for statement, new in parts:
         if new:
-            connection.execute(statement, new)
+            statement.run(connection, new)
 
 
 def check_name(name: str) -> str:

@@ -9,7 +9,7 @@ database at the same time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -18,10 +18,11 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import Connection, select
 
 from storage import rows
-from storage.grouped import PARAMS_S, GroupedWrites
+from storage.grouped import GATHER_S, PARAMS_S, GroupedWrites
 from storage.link import Link
 from storage.loading import ONE, distribution, heads, local, same_trial
 from storage.memory import StudyMemory, copy_trial
+from storage.prepared import Answer
 from storage.running import (
     Gathered,
     RunningTrial,
@@ -73,7 +74,11 @@ class StudyStorage(GroupedWrites):
         tried: list[FrozenTrial] = []
 
         def work(connection: Connection) -> FrozenTrial:
-            tried.append(self._insert(connection, study_id, start, template))
+            if template is None:
+                added = self.add_running(connection, start, study=study_id)
+                tried.append(self.added(added, start, study=study_id)[1])
+            else:
+                tried.append(self._insert(connection, study_id, template))
             return tried[-1]
 
         def made(connection: Connection) -> FrozenTrial | None:
@@ -83,7 +88,7 @@ class StudyStorage(GroupedWrites):
             is_made = trial is not None and same_trial(trial, found[0] if found else None)
             return trial if is_made and found[0].study_id == study_id else None
 
-        trial = self._link.write(work, again=made)
+        trial = self._link.write(work, again=made, prepared=template is None)
         if trial.state == TrialState.RUNNING:
             self.adopt(study_id, trial, is_new=template is None)
         if template is not None:
@@ -93,30 +98,36 @@ class StudyStorage(GroupedWrites):
             self._stale(study_id)
         return trial._trial_id
 
-    def insert_running(
-        self, connection: Connection, start: Any, *, study: int | str
+    def add_running(self, connection: Connection, start: Any, *, study: int | str) -> Answer:
+        """Add a RUNNING trial to a study of this id or name, within a transaction."""
+        fields = {"state": TrialState.RUNNING, "start": start, "complete": None}
+        return self._add(connection, study, fields)
+
+    def lock_study(self, connection: Connection, study: str) -> None:
+        """Keep others from numbering a trial of a study until this transaction ends."""
+        self._known.lock_study_named.run(connection, {"study": study})
+
+    def added(
+        self, answer: Answer, start: Any, *, study: int | str
     ) -> tuple[int, FrozenTrial]:
-        """Add a RUNNING trial to a study of this id or name, within a transaction.
+        """Return the trial that `add_running` added, and the id of its study.
 
         Raises:
             KeyError: there is no such study.
         """
-        fields = {"state": TrialState.RUNNING, "start": start, "complete": None}
-        made = self._add(connection, study, fields)
+        made = _made(answer, study)
         return made.study_id, blank_trial(made.trial_id, made.number, start)
 
-    def _add(self, connection: Connection, study: int | str, fields: dict[str, Any]) -> Any:
+    def _add(self, connection: Connection, study: int | str, fields: dict[str, Any]) -> Answer:
         by_name = isinstance(study, str)
         known = self._known
         found = {"study": study}
         if not self._link.is_sqlite:
             # There the transaction itself does not keep others from taking the same number.
-            connection.execute(known.lock_study_named if by_name else known.lock_study, found)
+            lock = known.lock_study_named if by_name else known.lock_study
+            lock.run(connection, found)
         add = known.add_trial_named if by_name else known.add_trial
-        made = connection.execute(add, {**fields, **found}).one_or_none()
-        if made is None:
-            raise KeyError(f"no study {f'named {study!r}' if by_name else f'with id {study}'}")
-        return made
+        return add.run(connection, {**fields, **found})
 
     def set_trial_param(
         self,
@@ -128,18 +139,40 @@ class StudyStorage(GroupedWrites):
         """Set a param of an unfinished trial, the same distribution in all trials of a study."""
         own = self._running.get(trial_id)
         if own is not None:
-            is_first = self._check_own_kind(own.study_id, param_name, distribution)
-            own.set_param(param_name, param_value_internal, distribution)
-            self.gathered(own, PARAMS_S)
-            if is_first:
-                # The others must hear of its kind before they draw one.
-                self.flush(trial_id)
+            self._set_own(own, {param_name: (param_value_internal, distribution)}, PARAMS_S)
             return
         news = Gathered(
             params=[param_row(trial_id, param_name, param_value_internal, distribution)]
         )
         self._change(trial_id, news, lambda connection, study_id: self._check_kind(
             connection, study_id, param_name, distribution))
+
+    def set_trial_params(
+        self, trial_id: int, params: Mapping[str, tuple[float, BaseDistribution]]
+    ) -> None:
+        """Set all params of a trial that this process will end: each value as Optuna has it.
+
+        Nobody else tells its result, so they are written with what it gathers next.
+        """
+        own = self._running.get(trial_id)
+        if own is not None:
+            self._set_own(own, params, GATHER_S)
+            return
+        for name, (value, kind) in params.items():
+            self.set_trial_param(trial_id, name, value, kind)
+
+    def _set_own(
+        self, own: RunningTrial, params: Mapping[str, tuple[float, BaseDistribution]],
+        within_s: float,
+    ) -> None:
+        is_first = False
+        for name, (value, kind) in params.items():
+            is_first |= self._check_own_kind(own.study_id, name, kind)
+            own.set_param(name, value, kind)
+        self.gathered(own, within_s)
+        if is_first:
+            # The others must hear of its kind before they draw one.
+            self.flush(own.trial._trial_id)
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
@@ -191,7 +224,7 @@ class StudyStorage(GroupedWrites):
             return UNKNOWN if local(at) in stamps and found[0].state == state.name else None
 
         def work(connection: Connection) -> int | None:
-            n_rows = self.move(connection, trial_id, state, at)
+            n_rows = self.move(connection, trial_id, state, at).scalar()
             if n_rows is None:
                 self._touch(connection, trial_id)
             self.write_rest(connection, trial_id, news, values)
@@ -199,7 +232,7 @@ class StudyStorage(GroupedWrites):
 
         ending = state.is_finished()
         with nullcontext(Gathered()) if own is None else own.taken(ending=ending) as news:
-            n_rows = self._link.write(work, again=done)
+            n_rows = self._link.write(work, again=done, prepared=True)
         if n_rows is None:
             return False
         if own is not None and state.is_finished():
@@ -213,14 +246,13 @@ class StudyStorage(GroupedWrites):
 
     def move(
         self, connection: Connection, trial_id: int, state: TrialState, at: Any
-    ) -> int | None:
+    ) -> Answer:
         """Change an unfinished trial's state within a transaction.
 
-        Returns: how many rows of params, reports, attributes and values it had; None where it
-            has ended, or is RUNNING and should become it.
+        The answer's scalar is how many rows of params, reports, attributes and values it had;
+        None where it has ended, or is RUNNING and should become it.
         """
-        fields = {"trial": trial_id, "at": at}
-        return connection.execute(rows.move_trial(state), fields).scalar_one_or_none()
+        return rows.move_trial(state).run(connection, {"trial": trial_id, "at": at})
 
     def write_rest(
         self,
@@ -232,7 +264,7 @@ class StudyStorage(GroupedWrites):
         """Write what goes with a change of state, within its transaction."""
         write_news(connection, {trial_id: news})
         if values is not None and len(values):
-            connection.execute(self._known.value, rows.value_rows(trial_id, values))
+            self._known.value.run(connection, rows.value_rows(trial_id, values))
 
     def delete_study(self, study_id: int) -> None:
         """Delete a study and everything in it."""
@@ -241,7 +273,7 @@ class StudyStorage(GroupedWrites):
 
     def _touch(self, connection: Connection, trial_id: int) -> int:
         """Return the study of an unfinished trial and keep it unfinished until the commit."""
-        found = connection.execute(self._known.touch_trials, {"trials": [trial_id]}).one_or_none()
+        found = self._known.touch_trial.run(connection, {"trial": trial_id}).one_or_none()
         if found is None:
             raise KeyError(f"no trial with id {trial_id}")
         if found.state.is_finished():
@@ -296,18 +328,16 @@ class StudyStorage(GroupedWrites):
         return found
 
     def _insert(
-        self, connection: Connection, study_id: int, start: Any, template: FrozenTrial | None
+        self, connection: Connection, study_id: int, template: FrozenTrial
     ) -> FrozenTrial:
-        """Add a trial, with all that a template brings."""
-        if template is None:
-            return self.insert_running(connection, start, study=study_id)[1]
+        """Add a trial with all that a template brings."""
         begun, ended = template.datetime_start, template.datetime_complete
         fields = {
             "state": template.state,
             "start": rows.utc_naive(begun) if begun else None,
             "complete": rows.utc_naive(ended) if ended else None,
         }
-        made = self._add(connection, study_id, fields)
+        made = _made(self._add(connection, study_id, fields), study_id)
         trial = copy_trial(template)
         trial.number, trial._trial_id = made.number, made.trial_id
         self._insert_details(connection, study_id, trial)
@@ -330,3 +360,16 @@ class StudyStorage(GroupedWrites):
             own.report(check_step(step, self._link.engine.dialect.name), number)
         with own.taken() as news:
             self.write_rest(connection, trial._trial_id, news, trial.values)
+
+
+def _made(answer: Answer, study: int | str) -> Any:
+    """Return the row of a trial that was added.
+
+    Raises:
+        KeyError: there is no such study.
+    """
+    made = answer.one_or_none()
+    if made is None:
+        by_name = isinstance(study, str)
+        raise KeyError(f"no study {f'named {study!r}' if by_name else f'with id {study}'}")
+    return made

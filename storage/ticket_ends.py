@@ -6,13 +6,15 @@ The fence is in each statement: whoever has lost the ticket changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, update
 
 from storage.columns import clip, now_s, utc_now
-from storage.leases import RUNNING
+from storage.leases import RUNNING, in_state
+from storage.prepared import Answer, Prepared
 from storage.schema import tickets
 
 WAITING, DONE, FAILED = "waiting", "done", "failed"
@@ -27,8 +29,9 @@ def close_ticket(
     result: Any = None,
     expired_only: bool = False,
     trial_id: int | None = None,
-) -> bool:
-    """End a running ticket within a transaction; False if the owner has lost it.
+    at: datetime | None = None,
+) -> Answer:
+    """End a running ticket within a transaction; no row is changed if the owner has lost it.
 
     With `trial_id` it must be at that very trial: its owner may have taken it anew meanwhile.
     """
@@ -37,22 +40,26 @@ def close_ticket(
         "ticket": ticket_id,
         "holder": owner,
         "new_state": state,
-        "now": utc_now(),
+        "now": at or utc_now(),
         "new_cause": clip(cause),
         "new_result": result,
     }
-    return bool(connection.execute(
-        _close(owner is not None, expired_only, trial_id is not None), fields).rowcount)
+    statement = close_statement(owner is not None, expired_only, trial_id is not None)
+    return statement.run(connection, fields)
+
+
+def _fence(owned: bool, expired_only: bool, of_trial: bool) -> Any:
+    owner = bindparam("holder") if owned else None
+    trial = bindparam("trial") if of_trial else None
+    return held(bindparam("ticket"), owner, expired_only, trial)
 
 
 @cache
-def _close(owned: bool, expired_only: bool, of_trial: bool) -> Any:
-    owner = bindparam("holder") if owned else None
-    trial = bindparam("trial") if of_trial else None
-    mine = held(bindparam("ticket"), owner, expired_only, trial)
-    return (
+def close_statement(owned: bool, expired_only: bool, of_trial: bool) -> Prepared:
+    """Return the UPDATE that closes a ticket, with the parts of the fence that are wanted."""
+    return Prepared(
         update(tickets)
-        .where(mine)
+        .where(_fence(owned, expired_only, of_trial))
         .values(
             state=bindparam("new_state"),
             ended_at=bindparam("now"),
@@ -75,30 +82,33 @@ def return_ticket(
     trial_id: int | None = None,
 ) -> bool:
     """Let a running ticket wait again within a transaction; False if the owner has lost it."""
-    mine = select(tickets).where(held(ticket_id, owner, expired_only, trial_id))
-    mine = mine.with_for_update()
-    row = connection.execute(mine).one_or_none()
+    mine = _hold(owner is not None, expired_only, trial_id is not None)
+    key = {"ticket": ticket_id, "holder": owner, "trial": trial_id}
+    row = mine.run(connection, key).one_or_none()
     if row is None:
         return False
     payload = dict(row.payload or {})
     if row.trial_number is not None:
         payload["retry_of"] = row.trial_number
-    fields = {
-        **free(),
-        "state": WAITING,
-        "cause": clip(cause),
-        "attempt": row.attempt + (1 if count else 0),
-        "payload": payload,
-    }
-    if params is not None:
-        fields["params"] = dict(params)
-    connection.execute(update(tickets).where(tickets.c.id == ticket_id).values(fields))
+    _FREE.run(connection, {
+        "ticket": ticket_id,
+        "new_cause": clip(cause),
+        "new_attempt": row.attempt + (1 if count else 0),
+        "new_payload": payload,
+        "new_params": row.params if params is None else dict(params),
+    })
     return True
+
+
+@cache
+def _hold(owned: bool, expired_only: bool, of_trial: bool) -> Prepared:
+    where = _fence(owned, expired_only, of_trial)
+    return Prepared(select(tickets).where(where).with_for_update())
 
 
 def held(ticket_id: Any, owner: Any, expired_only: bool, trial_id: Any = None) -> Any:
     """Return the fence: the ticket runs, for this owner, and its lease has passed if it must."""
-    where = (tickets.c.id == ticket_id) & (tickets.c.state == RUNNING)
+    where = (tickets.c.id == ticket_id) & in_state(tickets, RUNNING)
     if trial_id is not None:
         where &= tickets.c.trial_id == trial_id
     if owner is not None:
@@ -110,3 +120,13 @@ def free() -> dict[str, None]:
     """Return the fields that a ticket without an owner has not."""
     held = ("owner", "host", "pid", "lease_until", "claim_token", "trial_id", "trial_number")
     return dict.fromkeys((*held, "taken_at"))
+
+
+_CHANGED = ("cause", "attempt", "payload", "params")
+_FREE = Prepared(
+    update(tickets)
+    .where(tickets.c.id == bindparam("ticket"))
+    .values(state=WAITING, **free(), **{
+        name: bindparam("new_" + name, type_=tickets.c[name].type) for name in _CHANGED
+    })
+)

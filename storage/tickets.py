@@ -120,7 +120,8 @@ class Tickets:
     def claim_many(self, order: ClaimOrder, most: int) -> Sequence[Claim]:
         """Take the study's first waiting tickets, up to `most`, all at once, like `claim`."""
         claiming = Claiming(self._studies, order, most)
-        claims = self._link.write(claiming.work, again=lambda c: claiming.done(c) or None)
+        claims = self._link.write(
+            claiming.work, again=lambda c: claiming.done(c) or None, prepared=True)
         claiming.adopt()
         return claims
 
@@ -146,7 +147,7 @@ class Tickets:
 
     def renew(self, owner: str, lease_s: float) -> Sequence[int]:
         """Prolong all leases of an owner and return the tickets that are still its own."""
-        return self._link.write(lambda c: renew(c, owner, lease_s))
+        return self._link.write(lambda c: [row.id for row in renew(c, owner, lease_s).all()])
 
     def finish(
         self,
@@ -163,9 +164,8 @@ class Tickets:
             mine = row is not None and owner in (None, row.owner) and row.state == state
             return True if mine else None
 
-        return self._link.write(
-            lambda c: close_ticket(c, ticket_id, owner, state, cause, result), again=done
-        )
+        fields = (ticket_id, owner, state, cause, result)
+        return self._link.write(lambda c: bool(close_ticket(c, *fields).rowcount), again=done)
 
     def give_back(
         self,

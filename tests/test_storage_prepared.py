@@ -1,0 +1,240 @@
+"""Statements that go to the driver itself, and ends of trials that are said all at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+from sqlalchemy import Connection, bindparam, insert, select, text
+from sqlalchemy.exc import DBAPIError
+
+from hpo.errors import StorageError
+from storage import Claim, ClaimOrder, Database, NewTicket, TrialEnd, rows
+from storage.prepared import Prepared, refusing_unless
+from storage.schema import marks
+
+ORDER = ClaimOrder("s", "me", "host", 1, 60.0, "s")
+NAMED = Prepared(select(marks.c.value).where(marks.c.name == bindparam("wanted")))
+ALL = Prepared(select(marks.c.name, marks.c.value))
+ADD = Prepared(insert(marks).values(name=bindparam("new"), value=bindparam("number")))
+
+
+@pytest.fixture
+def claim(db: Database) -> Claim:
+    """Give the claim of the first of three tickets."""
+    db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
+    db.tickets.write("s", "s", "trial", [NewTicket(idx) for idx in range(3)])
+    return db.tickets.claim_many(ORDER, 1)[0]
+
+
+@pytest.fixture
+def fresh(db: Database) -> Iterator[Database]:
+    """Give the same database as another process has it."""
+    opened = Database(db.url)
+    yield opened
+    opened.close()
+
+
+def end(claim: Claim, value: float = 0.5, owner: str = "me") -> TrialEnd:
+    assert claim.trial_id is not None
+    return TrialEnd(claim.ticket.id, owner, claim.trial_id, TrialState.COMPLETE, value, {"a": 1})
+
+
+def test_it_answers_as_sqlalchemy_does(db: Database) -> None:
+    def work(connection: Connection) -> list[Any]:
+        ADD.run(connection, {"new": "ä'\"%s", "number": 7})
+        added = ADD.run(connection, {"new": "b", "number": 8})
+        found = NAMED.run(connection, {"wanted": "ä'\"%s"})
+        return [added.rowcount, found.scalar(), NAMED.run(connection, {"wanted": "no"}).scalar(),
+                [(row.name, row.value) for row in ALL.run(connection, {}).all()]]
+
+    for prepared in (True, False):
+        assert db._link.write(work, prepared=prepared) == [
+            1, 7, None, [("ä'\"%s", 7), ("b", 8)]]
+        with pytest.raises(StorageError, match="2 rows where one was expected"):
+            db._link.write(lambda c: ALL.run(c, {}).scalar(), prepared=prepared)
+        db._link.write(lambda c: c.execute(text("DELETE FROM hpo_mark")))
+
+
+def test_an_error_is_sqlalchemy_s_and_undoes_its_transaction(db: Database) -> None:
+    def work(connection: Connection) -> None:
+        ADD.run(connection, {"new": "a", "number": 1})
+        ADD.run(connection, {"new": "a", "number": 2})
+
+    for prepared in (True, False):
+        with pytest.raises(StorageError, match="UNIQUE|duplicate key") as caught:
+            db._link.write(work, prepared=prepared)
+        assert isinstance(caught.value.__cause__, DBAPIError)
+        assert db._link.read(lambda c: ALL.run(c, {}).all()) == []
+
+
+def test_a_value_that_is_missing_is_told_and_not_taken_for_null(db: Database) -> None:
+    with pytest.raises((KeyError, StorageError), match="number"):
+        db._link.write(lambda c: ADD.run(c, {"new": "a"}), prepared=True)
+
+
+def test_after_a_transaction_that_failed_others_of_the_session_are_undone_still(
+    db: Database
+) -> None:
+    """The driver's way to begin is set aside for a while; each path must bring it back."""
+    def fails(connection: Connection) -> None:
+        ADD.run(connection, {"new": "a", "number": 1})
+        raise ZeroDivisionError
+
+    for prepared in (True, False, True, False):
+        with pytest.raises(ZeroDivisionError):
+            db._link.write(fails, prepared=prepared)
+    assert db._link.read(lambda c: ALL.run(c, {}).all()) == []
+
+
+def test_many_rows_are_written_as_few_are(db: Database, fresh: Database, claim: Claim) -> None:
+    """PostgreSQL gets them as arrays: NaN, infinities and any text come back the same."""
+    assert claim.trial_id is not None
+    numbers = [float("nan"), float("inf"), -float("inf"), 0.1, 5e-324, -1.0, 2.0, 3.0]
+    for step, number in enumerate(numbers):
+        db.report(claim.trial_id, "s", 0, step, number, {"ä,{}": number})
+        db.studies.set_trial_user_attr(claim.trial_id, f"k,{{}}\"'{step}", "ä \\ {NULL} \u2028")
+        db.studies.set_trial_param(claim.trial_id, f"x{step}", 0.1 * step,
+                                   FloatDistribution(0.0, 1.0))
+    db.studies.flush()
+    [found] = fresh.studies.get_all_trials(1)
+    mine = db.studies.get_trial(claim.trial_id)
+    assert repr(found.intermediate_values) == repr(dict(enumerate(numbers)))
+    assert found.user_attrs == mine.user_attrs and len(found.user_attrs) == 8
+    assert found.params == mine.params == {f"x{step}": 0.1 * step for step in range(8)}
+    assert [repr(row.metrics["ä,{}"]) for row in fresh.epochs("s", 0)] == list(map(repr, numbers))
+
+
+def test_the_end_of_a_trial_that_others_ended_closes_the_ticket_alone(
+    db: Database, fresh: Database, claim: Claim
+) -> None:
+    """Said all at once, PostgreSQL refuses it; then it is done step by step."""
+    assert claim.trial_id is not None
+    fresh.studies.set_trial_state_values(claim.trial_id, TrialState.COMPLETE, [0.9])
+    db.report(claim.trial_id, "s", 0, 5, 0.1, {"a": 0.1})
+    held, following = db.end_and_claim(end(claim), ORDER)
+    assert held and following is not None and following.number == 1
+    trial = fresh.studies.get_trial(claim.trial_id)
+    assert (trial.values, trial.user_attrs, trial.intermediate_values) == ([0.9], {}, {})
+    assert [ticket.state for ticket in db.tickets.list("s")] == ["done", "running", "waiting"]
+
+
+@pytest.mark.parametrize("with_claim", [True, False])
+def test_an_end_by_whoever_has_lost_the_ticket_changes_nothing(
+    db: Database, fresh: Database, claim: Claim, with_claim: bool
+) -> None:
+    late = end(claim, owner="somebody else")
+    if with_claim:
+        held, following = db.end_and_claim(late, ORDER)
+        assert following is not None and following.number == 1
+    else:
+        held = db.end(late)
+    assert not held
+    assert fresh.studies.get_trial(late.trial_id).state == TrialState.RUNNING
+    assert fresh.tickets.list("s")[0].state == "running"
+    assert len(fresh.studies.get_all_trials(1)) == 1 + with_claim
+
+
+def test_the_end_of_a_trial_that_was_deleted_is_no_error(
+    db: Database, fresh: Database, claim: Claim
+) -> None:
+    """Stock Optuna may delete the study; the tickets are ours and stay."""
+    db.report(end(claim).trial_id, "s", 0, 0, 0.5, {"a": 0.5})
+    stock = optuna.storages.RDBStorage(fresh._link.engine.url.render_as_string(False))
+    optuna.delete_study(study_name="s", storage=stock)
+    stock.engine.dispose()
+    assert db.end(end(claim))
+    assert fresh.tickets.list("s")[0].state == "done"
+
+
+def test_a_claim_for_a_study_that_is_gone_is_told_and_leaves_its_ticket(
+    db: Database, fresh: Database, claim: Claim
+) -> None:
+    """Refused as a whole: the trial before it has not ended either."""
+    with fresh.engine.begin() as connection:
+        connection.execute(rows.studies.update().values(study_name="renamed"))
+    with pytest.raises(StorageError, match="ticket 2: its study 's' does not exist"):
+        db.end_and_claim(end(claim), ORDER)
+    assert [ticket.state for ticket in fresh.tickets.list("s")] == [
+        "running", "waiting", "waiting"]
+    assert fresh.studies.get_trial(end(claim).trial_id).state == TrialState.RUNNING
+
+
+def test_an_end_with_the_next_claim_waits_once_for_a_server(
+    db: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer that is waited for costs more than PostgreSQL's work."""
+    if db.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has nobody to wait for")
+    db.end_and_claim(end(claim), ORDER)
+    from psycopg import Pipeline
+
+    waits: list[object] = []
+    sync = Pipeline.sync
+    monkeypatch.setattr(Pipeline, "sync", lambda pipe: (waits.append(pipe), sync(pipe)))
+    following = db.tickets.claim_many(ORDER, 1)[0]
+    del waits[:]
+    held, last = db.end_and_claim(end(following), ORDER)
+    assert held and last is None and len(waits) == 1
+
+
+def test_a_session_lost_in_the_middle_is_replaced_without_a_word(
+    db: Database, fresh: Database, claim: Claim, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver would log the errors that follow the first."""
+    if db.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no sessions to lose")
+    lost: list[object] = []
+
+    def work(connection: Connection) -> int:
+        ADD.run(connection, {"new": "a", "number": 1})
+        if not lost:
+            lost.append(_kill(fresh, connection))
+        return NAMED.run(connection, {"wanted": "a"}).scalar()
+
+    with caplog.at_level(logging.INFO, logger="psycopg"):
+        assert db._link.write(work, prepared=True) == 1
+        assert db.end_and_claim(end(claim), ORDER)[0]
+    assert lost and not [record for record in caplog.records if record.name == "psycopg"]
+
+
+def _kill(other: Database, connection: Connection) -> object:
+    driver: Any = connection.connection.driver_connection
+    with other.engine.begin() as session:
+        return session.execute(
+            text("SELECT pg_terminate_backend(:pid)"), {"pid": driver.info.backend_pid}).scalar()
+
+
+def test_a_condition_that_does_not_hold_is_refused_by_postgresql(db: Database) -> None:
+    if db.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite divides by zero")
+    there = refusing_unless(select(marks.c.name).where(marks.c.name == bindparam("n")).exists())
+
+    def work(connection: Connection) -> None:
+        ADD.run(connection, {"new": "a", "number": 1})
+        there.run(connection, {"n": "a"})
+        there.run(connection, {"n": "b"})
+
+    with pytest.raises(StorageError, match="division by zero"):
+        db._link.write(work, prepared=True)
+    assert db._link.read(lambda c: ALL.run(c, {}).all()) == []
+
+
+def test_params_set_together_are_stored_as_if_one_by_one(
+    db: Database, fresh: Database, claim: Claim
+) -> None:
+    assert claim.trial_id is not None
+    unit = FloatDistribution(0.0, 1.0)
+    db.studies.set_trial_params(claim.trial_id, {"x": (0.25, unit), "y": (0.75, unit)})
+    assert db.studies.get_trial(claim.trial_id).params == {"x": 0.25, "y": 0.75}
+    # The first of the study are there at once, so that no other kind is given to their names.
+    assert fresh.studies.get_trial(claim.trial_id).params == {"x": 0.25, "y": 0.75}
+    with pytest.raises(ValueError, match="different distribution kind"):
+        fresh.studies.set_trial_params(
+            claim.trial_id, {"x": (1.0, optuna.distributions.IntDistribution(0, 2))})
