@@ -18,9 +18,6 @@ from optuna.pruners import PercentilePruner
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-# Trials that others ended this long ago at most may be missing from the comparison.
-FRESH_S = 0.25
-
 
 class RunningPercentilePruner(PercentilePruner):
     """Optuna's PercentilePruner over running order statistics.
@@ -73,7 +70,7 @@ class _History:
     def take_in(self, storage: Any, study_id: int) -> None:
         """Add the trials that have ended since the last time."""
         with self._lock:
-            trials, self._seen, anew = storage.ended_since(study_id, self._seen, FRESH_S)
+            trials, self._seen, anew = storage.ended_since(study_id, self._seen)
             if anew:
                 self.steps, self.n_complete = {}, 0
             for trial in trials:

@@ -27,8 +27,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 # How many ended trials a draw weighs. A study of fewer is drawn from exactly as by Optuna.
 N_WEIGHED = 1000
-# Trials that others ended this long ago at most may be missing.
-FRESH_S = 0.25
 # Rank, trial number, row.
 _Ranked = tuple[tuple[float, ...], int, int]
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -179,7 +177,7 @@ class _History:
         storage: Any = study._storage
         sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
         with self._lock:
-            new, self._seen, anew = storage.ended_since(study._study_id, self._seen, FRESH_S)
+            new, self._seen, anew = storage.ended_since(study._study_id, self._seen)
             if anew:
                 self._empty()
             for trial in new:

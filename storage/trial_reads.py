@@ -19,7 +19,7 @@ from storage.memory import StudyMemory, copy_trial
 from storage.running import RunningTrial
 from storage.study_rows import StudyRows
 
-# What others write to a trial of this process is seen within this time.
+# What others write to a trial of this process, and that they ended theirs, is seen within this.
 FRESH_S = 0.25
 
 
@@ -116,7 +116,7 @@ class TrialReads(StudyRows):
         return [copy_trial(trial) for trial in trials] if deepcopy else trials
 
     def ended_since(
-        self, study_id: int, seen: Any, max_age_s: float
+        self, study_id: int, seen: Any, max_age_s: float = FRESH_S
     ) -> tuple[Sequence[FrozenTrial], Any, bool]:
         """Return the trials that have ended since `seen`, in the order in which word came.
 

@@ -157,6 +157,8 @@ def test_every_stored_setting_is_a_setting() -> None:
     ({"seed": -1}, "--seed must be at least 0, got -1"),
     ({"max_retries": -1}, "--max-retries must be at least 0, got -1"),
     ({"timeout_s": 0.0}, "--timeout must be above 0 seconds, got 0"),
+    ({"storage_timeout_s": 0.0}, "--storage-timeout must be above 0 seconds, got 0"),
+    ({"storage_timeout_s": float("nan")}, "--storage-timeout must be above 0 seconds, got nan"),
     ({"timeout_s": float("nan")}, "--timeout must be above 0 seconds, got nan"),
     ({"data_fraction": 0.0}, "--data-fraction must be above 0 and at most 1, got 0"),
     ({"data_fraction": 1.5}, "--data-fraction must be above 0 and at most 1, got 1.5"),
