@@ -13,7 +13,7 @@ from hpo.errors import StorageError
 from storage import rows
 from storage.columns import now_s, utc_now
 from storage.leases import RUNNING, in_state
-from storage.prepared import Answer, Prepared, refusing_unless
+from storage.prepared import Answer, Prepared
 from storage.schema import tickets
 from storage.studies import StudyStorage
 from storage.ticket import TRIAL, Claim, ClaimOrder, Ticket
@@ -78,9 +78,8 @@ def _add_noted() -> Any:
 
 
 ADD_NOTED = Prepared(_add_noted())
-HAS_TRIAL = refusing_unless(
-    ~select(tickets.c.id).where(_JUST_TAKEN, tickets.c.trial_id.is_(None)).exists()
-)
+# Whether the ticket that was taken has its trial; without a study of that name it has none.
+HAS_TRIAL = ~select(tickets.c.id).where(_JUST_TAKEN, tickets.c.trial_id.is_(None)).exists()
 
 
 class Claiming:
@@ -131,11 +130,16 @@ class Claiming:
                   if row.kind == TRIAL else None) for row in sorted(taken.all(), key=_by_id)]
         return [self._claimed(connection, row, answer, start) for row, answer in added]
 
-    def hopeful_work(self, connection: Connection) -> Callable[[], list[Claim]]:
-        """Take a ticket of the one study, and make its trial, all said at once.
+    @property
+    def proof(self) -> dict[str, Any]:
+        """The fields of HAS_TRIAL."""
+        return {"study_name": self._order.name, "token": self._token}
 
-        PostgreSQL refuses it if there is no such study. Returns: what reads the answers, after
-        the commit.
+    def say(self, connection: Connection) -> Callable[[], list[Claim]]:
+        """Take a ticket of the one study and make its trial without a look.
+
+        It is for a transaction that is refused unless HAS_TRIAL follows. Returns: what reads the
+        answers, after the commit.
         """
         taken, study = self.take(connection), self._order.only
         assert study is not None
@@ -143,14 +147,12 @@ class Claiming:
         start = rows.utc_naive()
         self._studies.lock_study(connection, study)
         added = ADD_NOTED.run(connection, {
+            **self.proof,
             "study": study,
-            "study_name": self._order.name,
-            "token": self._token,
             "state": TrialState.RUNNING,
             "start": start,
             "complete": None,
         })
-        HAS_TRIAL.run(connection, {"study_name": self._order.name, "token": self._token})
         return lambda: [self._noted(row, added, start) for row in taken.all()]
 
     def _noted(self, row: Any, added: Answer, start: Any) -> Claim:

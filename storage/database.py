@@ -13,21 +13,25 @@ from typing import Any
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
-from sqlalchemy import Connection, Engine, Row, delete, func, select
+from sqlalchemy import Connection, Engine, Row, and_, delete, func, select
 
 from storage import creation, rows, schema
-from storage.claiming import Claiming
+from storage.claiming import HAS_TRIAL, Claiming
 from storage.columns import utc_now
-from storage.ending import Back, TicketLost, TrialEnd
+from storage.ending import IS_ENDED, Back, TicketLost, TrialEnd
 from storage.engine import mask
 from storage.link import Link
 from storage.names import belongs_to
+from storage.prepared import refusing_unless
 from storage.registry import Registry, mark_deleted
 from storage.runs import Runs
 from storage.studies import StudyStorage
 from storage.study_rows import delete_studies
 from storage.ticket import Claim, ClaimOrder
 from storage.tickets import Tickets
+
+_ENDED = refusing_unless(IS_ENDED)
+_ENDED_AND_CLAIMED = refusing_unless(and_(IS_ENDED, HAS_TRIAL))
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,18 @@ class Database:
 
     def end(self, end: TrialEnd) -> bool:
         """End a trial and its ticket in one transaction; False if the owner has lost it."""
+
+        def hopeful(connection: Connection) -> Callable[[], bool]:
+            read = end.say(connection, self.studies)
+            _ENDED.run(connection, end.proof)
+            return read
+
         with end.within(self.studies), suppress(TicketLost):
             return self._link.write(
                 lambda c: end.work(c, self.studies),
                 again=end.done,
                 prepared=True,
-                hopeful=None if end.back else lambda c: end.hopeful_work(c, self.studies),
+                hopeful=None if end.back else hopeful,
             )
         return False
 
@@ -145,8 +155,8 @@ class Database:
         claiming = Claiming(self.studies, order)
 
         def hopeful(connection: Connection) -> Callable[[], tuple[bool, list[Claim]]]:
-            ended = end.hopeful_work(connection, self.studies)
-            claims = claiming.hopeful_work(connection)
+            ended, claims = end.say(connection, self.studies), claiming.say(connection)
+            _ENDED_AND_CLAIMED.run(connection, {**end.proof, **claiming.proof})
             return lambda: (ended(), claims())
 
         def work(connection: Connection) -> tuple[bool, list[Claim]]:

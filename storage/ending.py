@@ -15,20 +15,19 @@ from sqlalchemy import Connection, bindparam, select
 
 from storage import rows
 from storage.columns import clip
-from storage.prepared import refusing_unless
 from storage.running import Gathered
 from storage.schema import tickets
 from storage.studies import UNKNOWN, StudyStorage
 from storage.ticket_ends import DONE, FAILED, close_ticket, return_ticket
 
 # Whether this very end has closed the ticket and the trial.
-_ENDED = refusing_unless(
+IS_ENDED = (
     select(tickets.c.id)
     .join(rows.trials, rows.trials.c.trial_id == tickets.c.trial_id)
     .where(
-        tickets.c.id == bindparam("ticket"),
+        tickets.c.id == bindparam("ended_ticket"),
         tickets.c.ended_at == bindparam("ended_at"),
-        tickets.c.trial_id == bindparam("trial"),
+        tickets.c.trial_id == bindparam("ended_trial"),
         rows.trials.c.datetime_complete == bindparam("at"),
     )
     .exists()
@@ -118,10 +117,14 @@ class TrialEnd:
         self._result = (True, n_rows)
         return True
 
-    def hopeful_work(
-        self, connection: Connection, studies: StudyStorage
-    ) -> Callable[[], bool]:
-        """Say all of it at once, and have PostgreSQL refuse it where `work` would not go on.
+    @property
+    def proof(self) -> dict[str, Any]:
+        """The fields of IS_ENDED."""
+        return {"ended_ticket": self.ticket_id, "ended_trial": self.trial_id, "at": self._at,
+                "ended_at": self._at.replace(tzinfo=UTC)}
+
+    def say(self, connection: Connection, studies: StudyStorage) -> Callable[[], bool]:
+        """End both without a look, for a transaction that is refused unless IS_ENDED follows.
 
         Returns: what reads the answers, after the commit.
         """
@@ -129,8 +132,6 @@ class TrialEnd:
         self._close_ticket(connection)
         moved = studies.move(connection, self.trial_id, self.state, self._at)
         studies.write_rest(connection, self.trial_id, self._news, self.values)
-        _ENDED.run(connection, {"ticket": self.ticket_id, "trial": self.trial_id,
-                                "at": self._at, "ended_at": self._at.replace(tzinfo=UTC)})
 
         def read() -> bool:
             self._result = (True, moved.scalar())
