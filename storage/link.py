@@ -13,7 +13,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    InvalidRequestError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from hpo.errors import InputError, StorageError
@@ -149,7 +155,8 @@ def may_pass(error: SQLAlchemyError) -> bool:
     if isinstance(error, PoolTimeout):
         return False
     if not isinstance(error, DBAPIError):
-        return False
+        # What the pool says when a session that it has just opened is gone again.
+        return isinstance(error, InvalidRequestError) and "connection is closed" in str(error)
     text = str(error.orig).lower()
     if any(words in text for words in HOPELESS):
         return False

@@ -11,6 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     Connection,
@@ -26,10 +27,16 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, IntegrityError, MultipleResultsFound
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InvalidRequestError,
+    MultipleResultsFound,
+)
 
 Fields = Mapping[str, Any]
-_PIPELINE = "hpo_pipeline"
+# By this very use of a session: a lost one may be another thread's already as its own cleans up.
+_PIPELINES: WeakKeyDictionary[Connection, Any] = WeakKeyDictionary()
 # The first raises what is left of the error; a session that is lost raises each time.
 _MOST_SYNCS = 4
 # From here on the arrays cost the driver less than a statement a row costs both sides.
@@ -221,7 +228,10 @@ class Answer:
     def rowcount(self) -> int:
         """How many rows it changed."""
         self.fetch()
-        return self._cursor.rowcount
+        n_rows = self._cursor.rowcount
+        if n_rows < 0:
+            raise InvalidRequestError("the answer has not come in")
+        return n_rows
 
 
 @contextmanager
@@ -230,7 +240,7 @@ def transaction(connection: Connection) -> Iterator[None]:
 
     A server gets them without waiting for each one's answer. SQLite has nobody to wait for.
     """
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name == "sqlite" or not _has_pipelines():
         with connection.begin():
             yield
         return
@@ -247,13 +257,20 @@ def transaction(connection: Connection) -> Iterator[None]:
             raise
 
 
+def _has_pipelines() -> bool:
+    """Say whether the driver's library can; that of a system may be older than PostgreSQL 14."""
+    from psycopg import Pipeline
+
+    return Pipeline.is_supported()
+
+
 @contextmanager
 def _without_begin(connection: Connection) -> Iterator[None]:
     """Keep the driver from beginning a transaction: it would wait for the answer."""
     with _errors(connection, "(begin)", None):
         driver = _driver(connection)
-        driver.autocommit = True
         try:
+            driver.autocommit = True
             yield
         finally:
             if not driver.closed:
@@ -262,8 +279,8 @@ def _without_begin(connection: Connection) -> Iterator[None]:
 
 @contextmanager
 def _pipeline(connection: Connection) -> Iterator[Any]:
-    info, context = connection.info, _driver(connection).pipeline()
-    info[_PIPELINE] = pipeline = context.__enter__()
+    context = _driver(connection).pipeline()
+    _PIPELINES[connection] = pipeline = context.__enter__()
     try:
         with _errors(connection, "(several statements)", None):
             yield pipeline
@@ -275,7 +292,7 @@ def _pipeline(connection: Connection) -> Iterator[Any]:
     else:
         context.__exit__(None, None, None)
     finally:
-        info.pop(_PIPELINE, None)
+        _PIPELINES.pop(connection, None)
 
 
 def _drain(pipeline: Any) -> None:
@@ -288,7 +305,7 @@ def _drain(pipeline: Any) -> None:
 
 def _wait(connection: Connection) -> None:
     """Have all answers come in that are under way."""
-    pipeline = connection.info.get(_PIPELINE)
+    pipeline = _PIPELINES.get(connection)
     if pipeline is not None:
         pipeline.sync()
 

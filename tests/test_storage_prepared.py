@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +13,14 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
-from sqlalchemy import Connection, bindparam, insert, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, bindparam, event, insert, select, text
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 
 from hpo.errors import StorageError
-from storage import Claim, ClaimOrder, Database, NewTicket, TrialEnd, rows
+from storage import Claim, ClaimOrder, Database, NewTicket, TrialEnd, prepared, rows
 from storage.prepared import Prepared, refusing_unless
 from storage.schema import marks
+from storage.ticket_ends import close_ticket
 
 ORDER = ClaimOrder("s", "me", "host", 1, 60.0, "s")
 NAMED = Prepared(select(marks.c.value).where(marks.c.name == bindparam("wanted")))
@@ -54,11 +57,11 @@ def test_it_answers_as_sqlalchemy_does(db: Database) -> None:
         return [added.rowcount, found.scalar(), NAMED.run(connection, {"wanted": "no"}).scalar(),
                 [(row.name, row.value) for row in ALL.run(connection, {}).all()]]
 
-    for prepared in (True, False):
-        assert db._link.write(work, prepared=prepared) == [
+    for at_once in (True, False):
+        assert db._link.write(work, prepared=at_once) == [
             1, 7, None, [("ä'\"%s", 7), ("b", 8)]]
         with pytest.raises(StorageError, match="2 rows where one was expected"):
-            db._link.write(lambda c: ALL.run(c, {}).scalar(), prepared=prepared)
+            db._link.write(lambda c: ALL.run(c, {}).scalar(), prepared=at_once)
         db._link.write(lambda c: c.execute(text("DELETE FROM hpo_mark")))
 
 
@@ -67,9 +70,9 @@ def test_an_error_is_sqlalchemy_s_and_undoes_its_transaction(db: Database) -> No
         ADD.run(connection, {"new": "a", "number": 1})
         ADD.run(connection, {"new": "a", "number": 2})
 
-    for prepared in (True, False):
+    for at_once in (True, False):
         with pytest.raises(StorageError, match="UNIQUE|duplicate key") as caught:
-            db._link.write(work, prepared=prepared)
+            db._link.write(work, prepared=at_once)
         assert isinstance(caught.value.__cause__, DBAPIError)
         assert db._link.read(lambda c: ALL.run(c, {}).all()) == []
 
@@ -87,9 +90,9 @@ def test_after_a_transaction_that_failed_others_of_the_session_are_undone_still(
         ADD.run(connection, {"new": "a", "number": 1})
         raise ZeroDivisionError
 
-    for prepared in (True, False, True, False):
+    for at_once in (True, False, True, False):
         with pytest.raises(ZeroDivisionError):
-            db._link.write(fails, prepared=prepared)
+            db._link.write(fails, prepared=at_once)
     assert db._link.read(lambda c: ALL.run(c, {}).all()) == []
 
 
@@ -238,3 +241,104 @@ def test_params_set_together_are_stored_as_if_one_by_one(
     with pytest.raises(ValueError, match="different distribution kind"):
         fresh.studies.set_trial_params(
             claim.trial_id, {"x": (1.0, optuna.distributions.IntDistribution(0, 2))})
+
+
+def test_a_driver_without_pipelines_does_the_same(
+    db: Database, fresh: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A psycopg that was built upon an old library of the system."""
+    from psycopg import Pipeline
+
+    monkeypatch.setattr(Pipeline, "is_supported", lambda: False)
+    monkeypatch.setattr("psycopg.Connection.pipeline", None)
+    db.report(end(claim).trial_id, "s", 0, 0, 0.5, {"a": 0.5})
+    held, following = db.end_and_claim(end(claim), ORDER)
+    assert held and following is not None
+    assert not db.end(end(following, owner="somebody else"))
+    assert [trial.values for trial in fresh.studies.get_all_trials(1)] == [[0.5], None]
+
+
+def test_an_interrupt_leaves_no_session_that_commits_by_itself(
+    db: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C right after the driver's own way to begin was set aside."""
+    if db.engine.dialect.name == "sqlite":
+        pytest.skip("of PostgreSQL's driver")
+    from psycopg import Connection as Session
+
+    set_autocommit, calls = Session.set_autocommit, []
+
+    def interrupted(session: Session, value: bool) -> None:
+        set_autocommit(session, value)
+        calls.append(value)
+        if calls == [True]:
+            raise KeyboardInterrupt
+
+    def fails(connection: Connection) -> None:
+        connection.execute(insert(marks).values(name="a", value=1))
+        raise ZeroDivisionError
+
+    db._link.write(lambda c: None)
+    monkeypatch.setattr(Session, "set_autocommit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        db.end(end(claim))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            db._link.write(fails)
+    assert db._link.read(lambda c: ALL.run(c, {}).all()) == []
+
+
+def test_a_thread_that_lost_its_session_does_not_disturb_the_one_that_got_it_anew(
+    db: Database, fresh: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool hands the place of a lost session on before the loser has cleaned up."""
+    if db.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no sessions to lose")
+    lost, anew = threading.Event(), threading.Event()
+    drain = prepared._drain
+
+    def slow_drain(pipeline: Any) -> None:
+        lost.set()
+        anew.wait(10)
+        drain(pipeline)
+
+    monkeypatch.setattr(prepared, "_drain", slow_drain)
+    tried: list[int] = []
+
+    def loses(connection: Connection) -> None:
+        tried.append(1)
+        if len(tried) == 1:
+            _kill(fresh, connection)
+        NAMED.run(connection, {"wanted": "a"}).scalar()
+
+    def asks(connection: Connection) -> int:
+        refused = close_ticket(connection, claim.ticket.id, "somebody else", "done")
+        anew.set()
+        # The loser cleans up meanwhile.
+        time.sleep(0.2)
+        return refused.rowcount
+
+    with db.engine.connect() as other:
+        # So that there is one session for both.
+        other.execute(text("SELECT 1"))
+        loser = threading.Thread(target=db._link.write, args=(loses,), kwargs={"prepared": True})
+        loser.start()
+        assert lost.wait(10)
+        assert db._link.write(asks, prepared=True) == 0
+        loser.join()
+    assert len(tried) == 2
+
+
+def test_sessions_that_are_lost_as_soon_as_they_open_are_tried_again(
+    db: Database, claim: Claim
+) -> None:
+    """A pooler before the server, or a server that is still starting."""
+    left = [None] * 4
+
+    def lose(*_: object) -> None:
+        if left:
+            left.pop()
+            raise DisconnectionError
+
+    event.listen(db.engine, "checkout", lose)
+    assert db.end(end(claim)) and not left
