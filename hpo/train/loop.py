@@ -25,6 +25,7 @@ from hpo.train.feed import Feed
 from hpo.train.loaded import Loaded, load
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import ModelSpec
+from hpo.train.randomness import PrivateRandom, generator
 from hpo.train.recipe import Recipe, describe
 
 if TYPE_CHECKING:
@@ -47,38 +48,6 @@ def device_of(run: Run) -> torch.device:
     if device.type not in ("cuda", "cpu"):
         raise InputError(f"device '{run.device}': must be 'cpu' or 'cuda'")
     return device
-
-
-class PrivateRandom:
-    """torch's global random state of one trial, put in place only while the trial computes.
-
-    Dropout and initial weights draw from the global state; what others draw between two epochs
-    must not change a trial, nor a trial what others draw.
-    """
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._device = device
-        self._outer = self._get()
-        torch.manual_seed(seed % 2**63)
-        self._own = self._get()
-        self._set(self._outer)
-
-    def _get(self) -> list[Tensor]:
-        cuda = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
-        return [torch.get_rng_state(), *cuda]
-
-    def _set(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        for state in states[1:]:
-            torch.cuda.set_rng_state(state, self._device)
-
-    def __enter__(self) -> None:
-        self._outer = self._get()
-        self._set(self._own)
-
-    def __exit__(self, *exc: object) -> None:
-        self._own = self._get()
-        self._set(self._outer)
 
 
 def make_model(recipe: Recipe, data: Loaded, device: torch.device) -> nn.Module:
@@ -162,8 +131,8 @@ class Trainer:
         with self.random:
             self.model = make_model(recipe, self.data, self.device)
         self.optimizer = recipe.optimizer.make(self.model.parameters())
-        self._order = _generator(self.data.train.device, run.seed)
-        self._draws = _generator(self.device, run.seed + 1)
+        self._order = generator(self.data.train.device, run.seed)
+        self._draws = generator(self.device, run.seed + 1)
         self._best = _Best(self.model)
 
     @property
@@ -274,10 +243,6 @@ class Trainer:
             "image_shape": list(data.image_shape), "n_classes": data.n_classes,
             "classes": list(data.classes), "fingerprint": data.fingerprint,
             "seed": self.run.seed, "data_fraction": self.run.data_fraction})
-
-
-def _generator(device: torch.device, seed: int) -> torch.Generator:
-    return torch.Generator(device=device).manual_seed(seed % 2**63)
 
 
 def _autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
