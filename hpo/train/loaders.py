@@ -17,6 +17,7 @@ from hpo.train.arrays import fingerprint
 from hpo.train.feed import LoaderFeed
 from hpo.train.given import check_labels
 from hpo.train.loaded import Loaded, loader_workers, split_rows
+from hpo.train.randomness import same_draws
 from hpo.train.recipe import Recipe
 from hpo.train.sources import Datasets
 
@@ -100,7 +101,9 @@ def _input_shape(source: Datasets) -> tuple[int, ...]:
 
 def _fingerprint(source: Datasets, labels: np.ndarray | None, shape: tuple[int, ...]) -> str:
     """Return a mark of lengths, shape, labels and first item; to read all items is too dear."""
-    first = np.asarray(source.train[0][0], dtype=np.float64)[None]
+    with same_draws():
+        # Whose transform draws at random, its first item would else mark each trial's data.
+        first = np.asarray(source.train[0][0], dtype=np.float64)[None]
     sizes = np.array([len(part) if part is not None else -1
                       for part in (source.train, source.val, source.test)] + list(shape))
     return fingerprint(sizes, labels, first)

@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +25,9 @@ from hpo.train.feed import Feed
 from hpo.train.loaded import Loaded, load
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import ModelSpec
-from hpo.train.randomness import PrivateRandom, generator
+from hpo.train.randomness import PrivateRandom, generator, global_state, set_global_state
 from hpo.train.recipe import Recipe, describe
+from hpo.train.resume import differences, on_host
 
 if TYPE_CHECKING:
     from hpo.spec import Run
@@ -108,6 +109,15 @@ class _Best:
         return {name: value.detach().cpu().contiguous()
                 for name, value in (self._kept or self._live).items()}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": None if self._kept is None else on_host(self._kept),
+                "epoch": self.epoch, "metrics": dict(self.metrics)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.metrics = state["epoch"], dict(state["metrics"])
+        self._kept = None if state["weights"] is None else {
+            name: state["weights"][name].to(live.device) for name, live in self._live.items()}
+
 
 class Trainer:
     """One trial's model, optimizer and data, trained an epoch at a time.
@@ -134,6 +144,7 @@ class Trainer:
         self._order = generator(self.data.train.device, run.seed)
         self._draws = generator(self.device, run.seed + 1)
         self._best = _Best(self.model)
+        self._next_epoch = 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -153,6 +164,8 @@ class Trainer:
     def epochs(self) -> Generator[dict[str, float], None, None]:
         """Train, and yield the metrics of each epoch; leaving the generator ends the trial.
 
+        After `load_state_dict` these are the epochs that were missing.
+
         Units: `lr` is the rate of the epoch's last step, `images_per_s` counts training images
         over the whole epoch, validation included. A loss may be NaN: who drives decides.
         """
@@ -160,11 +173,12 @@ class Trainer:
         per_epoch = self.steps_per_epoch
         rates = self.recipe.schedule.rates(per_epoch * self.run.epochs, self.recipe.optimizer.lr)
         try:
-            for epoch in range(self.run.epochs):
+            for epoch in range(self._next_epoch, self.run.epochs):
                 with self.random:
                     metrics = self._epoch(rates[epoch * per_epoch:(epoch + 1) * per_epoch])
                     if self._improves(metrics):
                         self._best.keep(epoch, metrics)
+                self._next_epoch = epoch + 1
                 yield metrics
         finally:
             self.close()
@@ -172,6 +186,42 @@ class Trainer:
     def close(self) -> None:
         """End the processes that read for this trial; data on the device stay for the next one."""
         self.data.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the coming epochs depend on, as tensors on the host and plain data.
+
+        Between two epochs: what another `Trainer` trains on from it is the same to the last bit on
+        a CPU. What a dataset draws at random in loader processes is theirs and is drawn anew.
+        """
+        return {
+            "next_epoch": self._next_epoch, "model": on_host(self.model.state_dict()),
+            "optimizer": on_host(self.optimizer.state_dict()), "best": self._best.state_dict(),
+            "random": self.random.get_state(), "global_random": global_state(),
+            "order": self._order.get_state(), "draws": self._draws.get_state(),
+            "trains": self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the trainer of `state_dict` was.
+
+        Raises:
+            DataError: if that one trained anything else: recipe, data, seed, epochs or metric.
+        """
+        if told := differences(state["trains"], self._identity()):
+            raise DataError("the state is of another trial: " + "; ".join(told))
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._best.load_state_dict(state["best"])
+        self.random.set_state(state["random"])
+        set_global_state(state["global_random"])
+        self._order.set_state(state["order"])
+        self._draws.set_state(state["draws"])
+        self._next_epoch = state["next_epoch"]
+
+    def _identity(self) -> dict[str, Any]:
+        run = self.run
+        return {"recipe": describe(self.recipe), "data": self.data.fingerprint, "seed": run.seed,
+                "epochs": run.epochs, "data_fraction": run.data_fraction, "metric": self.metric,
+                "maximize": self.maximize}
 
     def batches(self, size: int, n: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one pass of shuffled, augmented and normalised training batches.
