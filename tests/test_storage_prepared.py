@@ -22,6 +22,8 @@ from storage.prepared import Prepared, refusing_unless
 from storage.schema import marks
 from storage.ticket_ends import close_ticket
 
+# SQLite has nobody to wait for, no sessions to lose, and divides by zero.
+on_a_server = pytest.mark.parametrize("ready_url", ["postgresql"], indirect=True)
 ORDER = ClaimOrder("s", "me", "host", 1, 60.0, "s")
 NAMED = Prepared(select(marks.c.value).where(marks.c.name == bindparam("wanted")))
 ALL = Prepared(select(marks.c.name, marks.c.value))
@@ -169,12 +171,11 @@ def test_a_claim_for_a_study_that_is_gone_is_told_and_leaves_its_ticket(
     assert fresh.studies.get_trial(end(claim).trial_id).state == TrialState.RUNNING
 
 
+@on_a_server
 def test_an_end_with_the_next_claim_waits_once_for_a_server(
     db: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer that is waited for costs more than PostgreSQL's work."""
-    if db.engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has nobody to wait for")
     db.end_and_claim(end(claim), ORDER)
     from psycopg import Pipeline
 
@@ -187,12 +188,11 @@ def test_an_end_with_the_next_claim_waits_once_for_a_server(
     assert held and last is None and len(waits) == 1
 
 
+@on_a_server
 def test_a_session_lost_in_the_middle_is_replaced_without_a_word(
     db: Database, fresh: Database, claim: Claim, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The driver would log the errors that follow the first."""
-    if db.engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has no sessions to lose")
     lost: list[object] = []
 
     def work(connection: Connection) -> int:
@@ -214,9 +214,8 @@ def _kill(other: Database, connection: Connection) -> object:
             text("SELECT pg_terminate_backend(:pid)"), {"pid": driver.info.backend_pid}).scalar()
 
 
+@on_a_server
 def test_a_condition_that_does_not_hold_is_refused_by_postgresql(db: Database) -> None:
-    if db.engine.dialect.name == "sqlite":
-        pytest.skip("SQLite divides by zero")
     there = refusing_unless(select(marks.c.name).where(marks.c.name == bindparam("n")).exists())
 
     def work(connection: Connection) -> None:
@@ -258,12 +257,11 @@ def test_a_driver_without_pipelines_does_the_same(
     assert [trial.values for trial in fresh.studies.get_all_trials(1)] == [[0.5], None]
 
 
+@on_a_server
 def test_an_interrupt_leaves_no_session_that_commits_by_itself(
     db: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C right after the driver's own way to begin was set aside."""
-    if db.engine.dialect.name == "sqlite":
-        pytest.skip("of PostgreSQL's driver")
     from psycopg import Connection as Session
 
     set_autocommit, calls = Session.set_autocommit, []
@@ -288,12 +286,11 @@ def test_an_interrupt_leaves_no_session_that_commits_by_itself(
     assert db._link.read(lambda c: ALL.run(c, {}).all()) == []
 
 
+@on_a_server
 def test_a_thread_that_lost_its_session_does_not_disturb_the_one_that_got_it_anew(
     db: Database, fresh: Database, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool hands the place of a lost session on before the loser has cleaned up."""
-    if db.engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has no sessions to lose")
     lost, anew = threading.Event(), threading.Event()
     drain = prepared._drain
 
