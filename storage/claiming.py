@@ -14,6 +14,7 @@ from storage import rows
 from storage.columns import now_s, utc_now
 from storage.leases import RUNNING, in_state
 from storage.prepared import Answer, Prepared
+from storage.running import blank_trial
 from storage.schema import tickets
 from storage.studies import StudyStorage
 from storage.ticket import TRIAL, Claim, ClaimOrder, Ticket
@@ -166,6 +167,11 @@ class Claiming:
         """Return what was taken before."""
         mine = select(tickets).where(tickets.c.claim_token == self._token)
         found = sorted(connection.execute(mine), key=_by_id)
+        trials, made_ids = rows.trials.c, [row.trial_id for row in found if row.trial_id]
+        fields = (trials.study_id, trials.trial_id, trials.number, trials.datetime_start)
+        made = select(*fields).where(trials.trial_id.in_(made_ids))
+        self._made = [(study_id, blank_trial(trial_id, number, start))
+                      for study_id, trial_id, number, start in connection.execute(made)]
         return [Claim(ticket_of(row), row.trial_id, row.trial_number) for row in found]
 
     def adopt(self) -> None:

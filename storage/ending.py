@@ -140,12 +140,18 @@ class TrialEnd:
         return read
 
     def done(self, connection: Connection) -> bool | None:
-        """Return True if the trial has this very end already."""
-        columns = rows.trials.c
-        ended = select(columns.datetime_complete).where(columns.trial_id == self.trial_id)
-        if connection.execute(ended).scalar() != self._at:
+        """Return True if this very end has closed the trial or, where others had, the ticket."""
+        trial, ticket = rows.trials.c, tickets.c
+        ended = select(trial.trial_id).where(
+            trial.trial_id == self.trial_id, trial.datetime_complete == self._at)
+        closed = select(ticket.id).where(
+            ticket.id == self.ticket_id, ticket.ended_at == self._at.replace(tzinfo=UTC))
+        if connection.execute(ended).first() is not None:
+            self._result = (True, UNKNOWN)
+        elif connection.execute(closed).first() is not None:
+            self._result = (True, None)
+        else:
             return None
-        self._result = (True, UNKNOWN)
         return True
 
     def _close_ticket(self, connection: Connection) -> Callable[[], bool]:

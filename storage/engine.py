@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 
 from hpo.errors import InputError
 from storage.network import refuse_network_path
@@ -125,15 +125,15 @@ def _begin_sqlite(connection: Connection, wait_s: float) -> None:
     driver: Any = connection.connection.driver_connection
     try:
         _take_write_lock(driver, wait_s)
-    except sqlite3.OperationalError as error:
-        raise OperationalError("BEGIN IMMEDIATE", None, error) from error
+    except sqlite3.Error as error:
+        raise DBAPIError.instance("BEGIN IMMEDIATE", None, error, sqlite3.Error) from error
 
 
 def _take_write_lock(driver: sqlite3.Connection, wait_s: float) -> None:
     """Begin a transaction as soon as no other writes.
 
     SQLite itself looks again after 1, 2, 5, 10 ... milliseconds, several times as long as those
-    who write need. Whoever has waited for long looks as often as the others, so nobody starves.
+    who write need. Here whoever has waited long looks nearly as often as one who has just come.
     """
     try:
         driver.execute("PRAGMA busy_timeout = 0")
@@ -164,6 +164,7 @@ def _postgres_engine(url: URL, timeout_s: float) -> Engine:
         )
         lock_s = min(LOCK_TIMEOUT_S, timeout_s / 4)
         event.listen(engine, "connect", lambda c, _record: _prepare_postgres(c, lock_s))
+        event.listen(engine, "connect", _note_use)
         event.listen(engine, "checkin", _note_use)
         event.listen(engine, "checkout", _ping_idle)
         return engine

@@ -29,7 +29,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import (
     DBAPIError,
-    IntegrityError,
     InvalidRequestError,
     MultipleResultsFound,
 )
@@ -37,8 +36,9 @@ from sqlalchemy.exc import (
 Fields = Mapping[str, Any]
 # By this very use of a session: a lost one may be another thread's already as its own cleans up.
 _PIPELINES: WeakKeyDictionary[Connection, Any] = WeakKeyDictionary()
-# The first raises what is left of the error; a session that is lost raises each time.
+# Each may raise what is left of an error; a session that is lost raises without an end.
 _MOST_SYNCS = 4
+_DIVISION_BY_ZERO, _NO_SUCH_ROW = "22012", "23503"
 # From here on the arrays cost the driver less than a statement a row costs both sides.
 _MANY_ROWS = 6
 
@@ -101,8 +101,7 @@ def refusing_unless(condition: Any) -> Prepared:
 
 def is_refusal(error: DBAPIError) -> bool:
     """Say whether a transaction failed for what it was said to depend on, or for a deleted row."""
-    refused = type(error.orig).__name__ == "DivisionByZero"
-    return refused or isinstance(error, IntegrityError)
+    return getattr(error.orig, "sqlstate", None) in (_DIVISION_BY_ZERO, _NO_SUCH_ROW)
 
 
 class PreparedRows:
@@ -244,17 +243,12 @@ def transaction(connection: Connection) -> Iterator[None]:
         with connection.begin():
             yield
         return
-    with _without_begin(connection), _pipeline(connection) as pipeline, connection.begin():
+    with _without_begin(connection), connection.begin(), _pipeline(connection):
         driver = _driver(connection)
-        try:
-            driver.execute("BEGIN")
-            yield
-            # The driver's own commit does nothing until it has heard that there is a transaction.
-            driver.execute("COMMIT")
-            pipeline.sync()
-        except BaseException:
-            _drain(pipeline)
-            raise
+        driver.execute("BEGIN")
+        yield
+        # Its answer comes with the end of the pipeline; then SQLAlchemy has nothing to commit.
+        driver.execute("COMMIT")
 
 
 def _has_pipelines() -> bool:
@@ -274,23 +268,30 @@ def _without_begin(connection: Connection) -> Iterator[None]:
             yield
         finally:
             if not driver.closed:
-                driver.autocommit = False
+                try:
+                    driver.autocommit = False
+                except BaseException:
+                    # Never again in the pool: what it is told would be committed at once.
+                    connection.invalidate()
+                    raise
 
 
 @contextmanager
-def _pipeline(connection: Connection) -> Iterator[Any]:
+def _pipeline(connection: Connection) -> Iterator[None]:
     context = _driver(connection).pipeline()
     _PIPELINES[connection] = pipeline = context.__enter__()
     try:
         with _errors(connection, "(several statements)", None):
-            yield pipeline
+            yield
     except BaseException:
         # What goes wrong after the first error is no news, and the driver would log it.
+        _drain(pipeline)
         with suppress(Exception):
             context.__exit__(None, None, None)
         raise
     else:
-        context.__exit__(None, None, None)
+        with _errors(connection, "(several statements)", None):
+            context.__exit__(None, None, None)
     finally:
         _PIPELINES.pop(connection, None)
 

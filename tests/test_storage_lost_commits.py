@@ -188,3 +188,31 @@ def test_counts_and_answers_of_tickets_are_those_of_the_first_attempt(
     assert tickets.reopen("s", [91]) == 1
     lose_answer()
     assert study.delete("s") and not study.delete("s")
+
+
+def test_a_trial_claimed_with_a_lost_answer_is_the_process_s_own(
+    study: Database, lose_answer: Callable[[], None]
+) -> None:
+    """Else each of its reports would be a transaction of its own."""
+    [claim] = study.tickets.claim_many(ORDER, 1)
+    assert claim.trial_id is not None
+    lose_answer()
+    end = TrialEnd(claim.ticket.id, "me", claim.trial_id, TrialState.COMPLETE, 0.5, {})
+    held, following = study.end_and_claim(end, ORDER)
+    assert held and following is not None and following.trial_id is not None
+    own = study.studies.running(following.trial_id)
+    assert own is not None and own.snapshot() == study.studies.get_trial(following.trial_id)
+
+
+def test_a_ticket_closed_with_a_lost_answer_is_closed_though_others_ended_the_trial(
+    study: Database, lose_answer: Callable[[], None]
+) -> None:
+    [claim] = study.tickets.claim_many(ORDER, 1)
+    assert claim.trial_id is not None
+    other = Database(study.url)
+    other.studies.set_trial_state_values(claim.trial_id, TrialState.COMPLETE, [0.9])
+    other.close()
+    lose_answer()
+    assert study.end(TrialEnd(claim.ticket.id, "me", claim.trial_id, TrialState.COMPLETE, 0.5, {}))
+    assert trials(study) == [(0, "COMPLETE", [0.9])]
+    assert study.tickets.counts("s")["done"] == 1

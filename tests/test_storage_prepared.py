@@ -179,11 +179,12 @@ def test_an_end_with_the_next_claim_waits_once_for_a_server(
     db.end_and_claim(end(claim), ORDER)
     from psycopg import Pipeline
 
-    waits: list[object] = []
-    sync = Pipeline.sync
-    monkeypatch.setattr(Pipeline, "sync", lambda pipe: (waits.append(pipe), sync(pipe)))
     following = db.tickets.claim_many(ORDER, 1)[0]
-    del waits[:]
+    # Each Sync ends a batch, and is waited for.
+    waits: list[object] = []
+    enqueue = Pipeline._enqueue_sync
+    monkeypatch.setattr(
+        Pipeline, "_enqueue_sync", lambda pipe: (waits.append(pipe), enqueue(pipe)))
     held, last = db.end_and_claim(end(following), ORDER)
     assert held and last is None and len(waits) == 1
 
