@@ -113,23 +113,20 @@ class Claiming:
         Raises:
             StorageError: the Optuna study of a ticket does not exist.
         """
-        return self.make_trials(connection, self.take(connection))
-
-    def take(self, connection: Connection) -> Answer:
-        """Take the tickets; the answer holds them."""
-        return self._statement.run(connection, {**self._fields, "now": utc_now()})
-
-    def make_trials(self, connection: Connection, taken: Answer) -> list[Claim]:
-        """Make the trials of the tickets that were taken.
-
-        Raises:
-            StorageError: the Optuna study of a ticket does not exist.
-        """
-        self._made.clear()
+        taken = self._take(connection)
         start = rows.utc_naive()
         added = [(row, self._studies.add_running(connection, start, study=row.study)
                   if row.kind == TRIAL else None) for row in sorted(taken.all(), key=_by_id)]
-        return [self._claimed(connection, row, answer, start) for row, answer in added]
+        claims = [self._claimed(row, answer, start) for row, answer in added]
+        for claim in claims:
+            if claim.trial_id is not None:
+                note = {"ticket": claim.ticket.id, "trial": claim.trial_id, "number": claim.number}
+                NOTE_TRIAL.run(connection, note)
+        return claims
+
+    def _take(self, connection: Connection) -> Answer:
+        self._made.clear()
+        return self._statement.run(connection, {**self._fields, "now": utc_now()})
 
     @property
     def proof(self) -> dict[str, Any]:
@@ -142,9 +139,8 @@ class Claiming:
         It is for a transaction that is refused unless HAS_TRIAL follows. Returns: what reads the
         answers, after the commit.
         """
-        taken, study = self.take(connection), self._order.only
+        taken, study = self._take(connection), self._order.only
         assert study is not None
-        self._made.clear()
         start = rows.utc_naive()
         self._studies.lock_study(connection, study)
         added = ADD_NOTED.run(connection, {
@@ -154,14 +150,8 @@ class Claiming:
             "start": start,
             "complete": None,
         })
-        return lambda: [self._noted(row, added, start) for row in taken.all()]
-
-    def _noted(self, row: Any, added: Answer, start: Any) -> Claim:
-        if row.kind != TRIAL:
-            return Claim(ticket_of(row), None, None)
-        trial = self._new_trial(row, added, start)
-        ticket = ticket_of(row, trial_id=trial._trial_id, trial_number=trial.number)
-        return Claim(ticket, trial._trial_id, trial.number)
+        return lambda: [self._claimed(row, added if row.kind == TRIAL else None, start)
+                        for row in taken.all()]
 
     def done(self, connection: Connection) -> list[Claim]:
         """Return what was taken before."""
@@ -179,18 +169,10 @@ class Claiming:
         for study_id, trial in self._made:
             self._studies.adopt(study_id, trial)
 
-    def _claimed(
-        self, connection: Connection, row: Any, answer: Answer | None, start: Any
-    ) -> Claim:
+    def _claimed(self, row: Any, answer: Answer | None, start: Any) -> Claim:
+        """Return the claim of a ticket, with the trial that the answer tells of."""
         if answer is None:
             return Claim(ticket_of(row), None, None)
-        trial = self._new_trial(row, answer, start)
-        note = {"ticket": row.id, "trial": trial._trial_id, "number": trial.number}
-        NOTE_TRIAL.run(connection, note)
-        ticket = ticket_of(row, trial_id=trial._trial_id, trial_number=trial.number)
-        return Claim(ticket, trial._trial_id, trial.number)
-
-    def _new_trial(self, row: Any, answer: Answer, start: Any) -> FrozenTrial:
         try:
             study_id, trial = self._studies.added(answer, start, study=row.study)
         except KeyError:
@@ -198,7 +180,8 @@ class Claiming:
                 f"ticket {row.id}: its study '{row.study}' does not exist"
             ) from None
         self._made.append((study_id, trial))
-        return trial
+        ticket = ticket_of(row, trial_id=trial._trial_id, trial_number=trial.number)
+        return Claim(ticket, trial._trial_id, trial.number)
 
 
 def ticket_of(row: Any, **changes: Any) -> Ticket:

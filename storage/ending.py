@@ -70,6 +70,8 @@ class TrialEnd:
 
     def __post_init__(self) -> None:
         self._at = rows.utc_naive()
+        # The same time as our own tables take it.
+        self._ended_at = self._at.replace(tzinfo=UTC)
         self._texts = _texts(self.user_attrs)
         self._news = Gathered()
         # Whether the owner had the ticket, and how many rows the trial had before its end.
@@ -121,7 +123,7 @@ class TrialEnd:
     def proof(self) -> dict[str, Any]:
         """The fields of IS_ENDED."""
         return {"ended_ticket": self.ticket_id, "ended_trial": self.trial_id, "at": self._at,
-                "ended_at": self._at.replace(tzinfo=UTC)}
+                "ended_at": self._ended_at}
 
     def say(self, connection: Connection, studies: StudyStorage) -> Callable[[], bool]:
         """End both without a look, for a transaction that is refused unless IS_ENDED follows.
@@ -145,7 +147,7 @@ class TrialEnd:
         ended = select(trial.trial_id).where(
             trial.trial_id == self.trial_id, trial.datetime_complete == self._at)
         closed = select(ticket.id).where(
-            ticket.id == self.ticket_id, ticket.ended_at == self._at.replace(tzinfo=UTC))
+            ticket.id == self.ticket_id, ticket.ended_at == self._ended_at)
         if connection.execute(ended).first() is not None:
             self._result = (True, UNKNOWN)
         elif connection.execute(closed).first() is not None:
@@ -164,7 +166,7 @@ class TrialEnd:
             return lambda: is_back
         cause = str(self.user_attrs.get(REASON) or "") or None
         state = TICKET_STATES[self.state]
-        fence = (self.expired_only, self.trial_id, self._at.replace(tzinfo=UTC))
+        fence = (self.expired_only, self.trial_id, self._ended_at)
         closed = close_ticket(connection, self.ticket_id, self.owner, state, cause, None, *fence)
         return lambda: bool(closed.rowcount)
 

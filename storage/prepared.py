@@ -27,11 +27,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import (
-    DBAPIError,
-    InvalidRequestError,
-    MultipleResultsFound,
-)
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, MultipleResultsFound
 
 Fields = Mapping[str, Any]
 # By this very use of a session: a lost one may be another thread's already as its own cleans up.
