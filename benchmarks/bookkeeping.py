@@ -136,7 +136,7 @@ def by_worker(url: str, sampler: str, n_trials: int, folder: Path) -> dict[str, 
     tasks = Tasks(spec, order, Channel(os.open(os.devnull, os.O_WRONLY)), threading.Event())
 
     def one_trial() -> None:
-        claim = tasks.claim()
+        claim = tasks.turns.next()
         assert claim is not None
         tasks.run(claim)
 

@@ -109,7 +109,7 @@ class Display:
         kind = event["event"]
         if kind == "end" and event["kind"] == "trial":
             self._ended(member, event)
-        elif kind in ("note", "error"):
+        elif kind in ("note", "lost", "error"):
             self.say(event["text"])
 
     def _ended(self, member: Member, event: dict[str, Any]) -> None:

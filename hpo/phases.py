@@ -6,6 +6,7 @@ them; so a second run, or one after a crash, does only what is missing.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,7 +226,7 @@ def _do(
             # A worker that finds no ticket, or is gone, may have been the last.
             is_over = is_over or event["event"] in ("idle", "exit")
             if event["event"] == "exit" and event["code"] != 0:
-                reap(course, _exit_text(event), event["begun"])
+                reap(course, _exit_text(event), event)
         time.sleep(_GATHER_S)
         if is_over or now - counted_at > (_COUNT_AGAIN_S if ended else _COUNT_S):
             ended = False
@@ -260,7 +261,7 @@ def work_off(course: Course) -> int:
         for member, event in course.pool.poll(0.5):
             course.show.event(member, event)
             if event["event"] == "exit" and event["code"] != 0:
-                reap(course, _exit_text(event), event["begun"])
+                reap(course, _exit_text(event), event)
         if time.monotonic() - reaped_at > _REAP_S:
             reap(course)
             reaped_at = time.monotonic()
@@ -295,20 +296,29 @@ def _exit_text(event: Mapping[str, Any]) -> str:
 
 
 def reap(course: Course, reason: str = "worker lost: its process is gone",
-         begun: Mapping[str, Any] | None = None) -> None:
+         gone: Mapping[str, Any] | None = None) -> None:
     """Close the trials of workers that are gone, and give their params back to the queue.
 
-    `begun` is the event by which a worker told of its last trial; it may have died before it had
-    stored the trial's params.
+    `gone` is the event by which the pool told of a worker's end: of the trials that it had begun
+    it may not have stored the params, nor the last one's end, and one that it had taken and not
+    begun is none the worse.
     """
     space = space_from_json(course.spec["space"])
+    begun, ending = ({(event["study"], event["number"]): event for event in gone[kind]}
+                     if gone else {} for kind in ("begun", "ending"))
     for ticket in queue.abandoned(course.db, course.name):
-        if begun and (begun["study"], begun["number"]) == (ticket.study, ticket.trial_number):
-            queue.store_params(course.db, ticket, space, begun["params"])
+        key, why = (ticket.study, ticket.trial_number), reason
+        if key in begun:
+            queue.store_params(course.db, ticket, space, begun[key]["params"])
+        if key in ending and course.db.end(queue.end_from_json(ending[key]["end"])):
+            continue
+        its_own = gone and (ticket.host, ticket.pid) == (socket.gethostname(), gone["pid"])
+        if its_own and key not in begun:
+            why = f"interrupted: before its first epoch: {reason}"
         params = queue.stored_params(course.db, ticket, space)
-        if queue.close_lost(course.db, ticket, reason, course.settings.max_retries, params):
+        if queue.close_lost(course.db, ticket, why, course.settings.max_retries, params):
             what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"
-            course.show.say(f"{queue.phase_of(ticket.study)}{what}: FAIL {reason}")
+            course.show.say(f"{queue.phase_of(ticket.study)}{what}: FAIL {why}")
 
 
 def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None) -> list[Planned]:

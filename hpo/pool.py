@@ -40,8 +40,10 @@ class Member:
     events: int
     output: IO[bytes]
     buffer: LineBuffer = field(default_factory=LineBuffer)
-    at: dict[str, Any] | None = None
-    begun: dict[str, Any] | None = None
+    # The events by which trials began whose ends are not stored, by study and number, and those
+    # by which it told of ends that it is about to store.
+    begun: dict[tuple[str, int | None], dict[str, Any]] = field(default_factory=dict)
+    ending: dict[tuple[str, int | None], dict[str, Any]] = field(default_factory=dict)
 
     def tail(self, n_lines: int = 12) -> str:
         """Return the last lines that the worker printed outside of a trial."""
@@ -156,8 +158,8 @@ class Pool:
     def poll(self, timeout_s: float) -> list[tuple[Member, dict[str, Any]]]:
         """Return the events that came in, waiting at most `timeout_s` for the first.
 
-        The end of a worker comes as an event `exit` with its code, the trial it was `at`, the
-        event by which that trial had `begun`, and the tail of what it printed; a worker that
+        The end of a worker comes as an event `exit` with its pid and code, the events by which
+        its trials had `begun` and were `ending`, and the tail of what it printed; a worker that
         ended while there is work is replaced.
 
         Raises:
@@ -176,18 +178,19 @@ class Pool:
 
     def _note(self, member: Member, event: dict[str, Any]) -> None:
         if event["event"] == "begin":
-            member.at = member.begun = event
-        elif event["event"] == "epoch":
-            member.at = event
-        elif event["event"] == "end":
-            member.at = member.begun = None
+            member.begun[event["study"], event["number"]] = event
+        elif event["event"] == "ending":
+            member.ending[event["study"], event["number"]] = event
+        elif event["event"] in ("end", "lost"):
+            member.begun.pop((event["study"], event["number"]), None)
+            member.ending.pop((event["study"], event["number"]), None)
             self._deaths = 0
-        elif event["event"] in ("note", "idle"):
-            member.at = member.begun = None
+        elif event["event"] == "idle":
+            member.begun.clear()
 
     def busy(self) -> bool:
         """Return whether a worker has not told the end of its trial yet."""
-        return any(member.at is not None for member in self.members.values())
+        return any(member.begun for member in self.members.values())
 
     def _bury(self, member: Member) -> dict[str, Any]:
         self._selector.unregister(member.events)
@@ -198,8 +201,9 @@ class Pool:
             _kill_group(member.process.pid)
             code = member.process.wait()
         _kill_group(member.process.pid)
-        event = {"event": "exit", "code": code, "at": member.at, "begun": member.begun,
-                 "tail": member.tail(), "pid": member.process.pid}
+        event = {"event": "exit", "code": code, "begun": list(member.begun.values()),
+                 "ending": list(member.ending.values()), "tail": member.tail(),
+                 "pid": member.process.pid}
         member.output.close()
         self._close_stdin(member)
         self.members.pop(member.slot.index, None)

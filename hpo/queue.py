@@ -9,6 +9,8 @@ import os
 import socket
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from hpo.space import Param, params_from_json, params_key, params_to_json
 
 if TYPE_CHECKING:
     from storage.database import Database
+    from storage.ending import TrialEnd
     from storage.ticket import NewTicket, Ticket
 
 # Score tickets stand in the confirm study behind its trials, this far from their confirm ticket.
@@ -120,6 +123,25 @@ def close_lost(
     # A worker that lives may renew its lease in this very moment; then the ticket stays its own.
     return db.end_trial(ticket.id, ticket.owner, ticket.trial_id, TrialState.FAIL, None, attrs,
                         back=back, expired_only=not is_gone(ticket.owner or ""))
+
+
+def end_to_json(end: TrialEnd) -> dict[str, Any]:
+    """Return the end of a trial as JSON data: the parent stores it if the worker cannot."""
+    began_at = end.began_at.isoformat() if end.began_at else None
+    return {**asdict(end), "state": end.state.name, "began_at": began_at}
+
+
+def end_from_json(data: Mapping[str, Any]) -> TrialEnd:
+    """Return the end of a trial from JSON data."""
+    from optuna.trial import TrialState
+
+    from storage.ending import Back, TrialEnd
+
+    began_at = data["began_at"]
+    return TrialEnd(**{
+        **data, "state": TrialState[data["state"]],
+        "back": Back(**data["back"]) if data["back"] else None,
+        "began_at": datetime.fromisoformat(began_at) if began_at else None})
 
 
 def retry_attrs(db: Database, ticket: Ticket) -> dict[str, Any]:

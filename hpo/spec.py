@@ -27,20 +27,35 @@ _LIMITS = {"epochs": 1, "n_trials": 1, "seed": 0, "prune_startup": 0, "prune_war
 PRUNERS = ("median", "percentile", "asha", "hyperband", "none")
 
 
+class _MadeFolder:
+    """A path whose folder is made when it is first asked for: most trials write no file."""
+
+    def __get__(self, run: Any, _owner: type) -> Path:
+        if run is None:
+            # So that a dataclass takes it for a field without a default.
+            raise AttributeError("dir")
+        folder = vars(run)["dir"]
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def __set__(self, run: Any, folder: Path) -> None:
+        vars(run)["dir"] = Path(folder)
+
+
 @dataclass(frozen=True)
 class Run:
     """What one trial may know of the run it is part of.
 
     `epochs` is how many to train, `seed` fixes the split, the initial weights and the data order,
-    `device` is "cpu" or "cuda", `dir` is this trial's own folder, `data_dir` is the folder given
-    with --data-dir, `n_devices` counts the devices of this trial, and `data_fraction` is the
-    stratified part of the training data to use.
+    `device` is "cpu" or "cuda", `dir` is this trial's own folder (made when it is first asked
+    for), `data_dir` is the folder given with --data-dir, `n_devices` counts the devices of this
+    trial, and `data_fraction` is the stratified part of the training data to use.
     """
 
     epochs: int
     seed: int
     device: str
-    dir: Path
+    dir: _MadeFolder = _MadeFolder()
     data_dir: Path | None = None
     n_devices: int = 1
     data_fraction: float = 1.0

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import random
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
 from hpo.kept import Checkpoints
-from hpo.queue import LEASE_S, back_after, owner_token, phase_of, retry_attrs
-from hpo.search import draw, make_pruner, make_sampler
+from hpo.queue import back_after, end_to_json, owner_token, phase_of, retry_attrs
+from hpo.search import BLIND, draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
 from hpo.spec import Run, StudySpec
+from hpo.trial_log import TrialLogs
+from hpo.turns import SHORT_S, Turns
 
 if TYPE_CHECKING:
     from optuna import Study
 
-    from storage.ticket import Claim, ClaimOrder, Ticket
+    from storage.ending import TrialEnd
+    from storage.ticket import Claim, Ticket
 
 # To look for freed memory takes milliseconds in a large process.
 _TRIM_EVERY_S = 1.0
@@ -63,52 +65,22 @@ class Tasks:
         self.owner = owner_token()
         self.db = Database(order["storage"], order["storage_timeout_s"])
         self.kept = Checkpoints(self.db, self.home, order["name"], order["top_k"], self.goal)
+        self.logs = TrialLogs(self.home / "logs" / order["name"])
         self._studies: dict[str, Study] = {}
         self._trim = Trim()
-        # Taken with the end of the trial before it, in one transaction.
-        self._next: Claim | None = None
+        self.turns = Turns(self.db, order, self.owner)
         # What a first trial would load is loaded before it is claimed.
         make_sampler(order["sampler"], spec.space, order["seed"], 0)
         make_pruner(order["pruner"], n_startup=order["prune_startup"],
                     n_warmup=order["prune_warmup"], epochs=order["epochs"])
 
     def close(self) -> None:
-        """Give back the ticket that was taken but not begun, and close the database."""
-        claim, self._next = self._next, None
+        """Give back the tickets that were taken but not begun, and close the database."""
         try:
-            if claim is not None:
-                self._give_back(claim)
+            self.turns.close()
         finally:
+            self.logs.close()
             self.db.close()
-
-    def _give_back(self, claim: Claim) -> None:
-        from optuna.trial import TrialState
-
-        reason = "interrupted: before its first epoch"
-        if claim.trial_id is None:
-            self.db.tickets.give_back(claim.ticket.id, self.owner, reason, count=False)
-            return
-        attrs = {"reason": reason, "ticket": claim.ticket.idx}
-        self.db.end_trial(claim.ticket.id, self.owner, claim.trial_id, TrialState.FAIL, None,
-                          attrs, back=(reason, None, False))
-
-    def claim(self) -> Claim | None:
-        """Take the next ticket, of the phase under way if one is named; None when none waits."""
-        claim, self._next = self._next, None
-        if claim is None:
-            # An idle worker asks often, and must not keep the database from those at work.
-            if not self.db.tickets.any_waits(self.order["name"], self.order["only"]):
-                return None
-            [claim] = self.db.tickets.claim_many(self._order_of_claim(), 1) or [None]
-        if claim is not None:
-            self.db.studies.keep_lease(claim.ticket.id, self.owner, LEASE_S)
-        return claim
-
-    def _order_of_claim(self) -> ClaimOrder:
-        from storage.ticket import ClaimOrder
-
-        return ClaimOrder(self.order["name"], self.owner, socket.gethostname(), os.getpid(),
-                          LEASE_S, self.order["only"])
 
     def run(self, claim: Claim) -> bool:
         """Do a claimed ticket; return whether this process may be spoiled for another."""
@@ -116,7 +88,8 @@ class Tasks:
         try:
             return kinds[claim.ticket.kind](claim)
         finally:
-            self.db.studies.drop_lease(claim.ticket.id)
+            if claim.trial_id is None:
+                self.db.studies.drop_lease(claim.ticket.id)
             self._trim.after_trial()
 
     def _study(self, name: str) -> Study:
@@ -158,11 +131,10 @@ class Tasks:
     def _trial(self, claim: Claim) -> bool:
         ticket, trial_id, number = claim.ticket, claim.trial_id, claim.number
         assert trial_id is not None and number is not None
-        phase, started = phase_of(ticket.study), time.monotonic()
-        log = self._log_path(phase, f"{number}.log")
+        began_at = datetime.now(UTC)
         params: dict[str, Any] | None = None
         trainer: list[Any] = []
-        with redirected(log):
+        with self.logs.to(self._log_path(phase_of(ticket.study), f"{number}.log")):
             try:
                 study = self._study(ticket.study)
                 params = self._params(ticket, study, trial_id)
@@ -175,15 +147,12 @@ class Tasks:
                 ending = failure(error)
             if ending.text:
                 print(ending.text, flush=True)
-            displaced = []
+            displaced: list[str] = []
             if ending.state == "COMPLETE" and trainer:
                 displaced = self._keep_checkpoint(claim, ending, trainer[0])
         if ending.kind == "oom":
             ending.reason += f" (params {params})"
-        if self._close_trial(claim, ending, params, log, time.monotonic() - started):
-            # Not before this trial's end is stored: else a crash now would lose both.
-            for old in displaced:
-                (self.home / old).unlink(missing_ok=True)
+        self._close_trial(claim, ending, params, displaced, began_at)
         return ending.spoiled
 
     def _drive(
@@ -206,7 +175,11 @@ class Tasks:
             return not is_ours or self.stop.is_set() or self.db.studies.has_lost(ticket.id)
 
         def should_prune(epoch: int) -> str | None:
-            if prunes and study.pruner.prune(study, self.db.studies.known_trial(trial_id)):
+            if not prunes:
+                return None
+            # What the pruner compares with does not depend on how fast ends are stored.
+            self.turns.settle()
+            if study.pruner.prune(study, self.db.studies.known_trial(trial_id)):
                 return self.order["pruner"]
             return None
 
@@ -220,7 +193,6 @@ class Tasks:
         folder = self.kept.path(phase_of(ticket.study), number).with_suffix("")
         run = make_run(self.order, int(ticket.payload["seed"]), folder)
         if self.spec.objective is not None:
-            folder.mkdir(parents=True, exist_ok=True)
             return self.spec.objective(run, **params)
         from hpo.train.loop import Trainer
 
@@ -231,6 +203,7 @@ class Tasks:
 
     def _keep_checkpoint(self, claim: Claim, ending: Ending, trainer: Any) -> list[str]:
         """Write the weights of a trial among its study's best; return the files it displaces."""
+        self.turns.settle()
         try:
             return self.kept.keep(claim.ticket.study, int(claim.number or 0), ending, trainer.save)
         except OSError as error:
@@ -243,15 +216,48 @@ class Tasks:
         return self.home / "logs" / self.order["name"] / phase / file
 
     def _close_trial(
-        self, claim: Claim, ending: Ending, params: dict[str, Any] | None, log: Path, took: float
-    ) -> bool:
-        """Store the trial's end; False where others went on with it meanwhile."""
+        self, claim: Claim, ending: Ending, params: dict[str, Any] | None, displaced: list[str],
+        began_at: datetime,
+    ) -> None:
+        """Store the trial's end, now or while the next one runs, and take the next ticket."""
+        ticket, took = claim.ticket, (datetime.now(UTC) - began_at).total_seconds()
+        back = None
+        if ending.state == "FAIL":
+            back = back_after(ending.kind, ending.reason, ticket, params,
+                              self.order["max_retries"])
+
+        def told(is_ours: bool) -> None:
+            self.db.studies.drop_lease(ticket.id)
+            self._tell_end(claim, ending, took, is_ours, back is not None)
+            # Not before this trial's end is stored: else a crash now would lose both.
+            for old in displaced if is_ours else ():
+                (self.home / old).unlink(missing_ok=True)
+
+        end = self._end_of(claim, ending, took, began_at, back)
+        if self.stop.is_set() or ending.spoiled:
+            self.turns.end(end, told, last=True)
+        elif took < SHORT_S and self._is_blind(ticket):
+            # The parent stores it, should this process die before it has.
+            self._say("ending", claim, end=end_to_json(end))
+            self.turns.end_beside(end, told)
+        else:
+            self.turns.end(end, told, last=False)
+
+    def _is_blind(self, ticket: Ticket) -> bool:
+        """Return whether the next trial's params do not depend on how this one ended."""
+        return self.order["only"] is not None and (
+            phase_of(ticket.study) != "search" or self.order["sampler"] in BLIND)
+
+    def _end_of(
+        self, claim: Claim, ending: Ending, took: float, began_at: datetime, back: Any
+    ) -> TrialEnd:
         from optuna.trial import TrialState
 
         from storage.ending import Back, TrialEnd
 
         ticket, trial_id = claim.ticket, claim.trial_id
         assert trial_id is not None
+        log = self._log_path(phase_of(ticket.study), f"{claim.number}.log")
         attrs = {**ending.attrs, "reason": ending.reason, "seed": ticket.payload["seed"],
                  "device": self.order["device"], "worker": self.owner,
                  "duration_s": round(took, 4), "log": str(log.relative_to(self.home)),
@@ -259,30 +265,25 @@ class Tasks:
         for name in ("candidate", "source_trial"):
             if ticket.payload.get(name) is not None:
                 attrs[name] = ticket.payload[name]
-        back = None
-        if ending.state == "FAIL":
-            back = back_after(ending.kind, ending.reason, ticket, params,
-                              self.order["max_retries"])
-        end = TrialEnd(ticket.id, self.owner, trial_id, TrialState[ending.state], ending.value,
-                       finite(attrs), Back(*back) if back else None)
-        if self.stop.is_set() or ending.spoiled:
-            ok = self.db.end(end)
-        else:
-            ok, self._next = self.db.end_and_claim(end, self._order_of_claim())
-        if not ok:
-            self.channel.send("note", text=f"trial {claim.number} of {ticket.study}: its lease "
-                              f"ran out and others went on with it; this result is dropped")
-            return False
+        return TrialEnd(ticket.id, self.owner, trial_id, TrialState[ending.state], ending.value,
+                        finite(attrs), Back(*back) if back else None, began_at=began_at)
+
+    def _tell_end(
+        self, claim: Claim, ending: Ending, took: float, is_ours: bool, is_back: bool
+    ) -> None:
+        if not is_ours:
+            self._say("lost", claim, text=f"trial {claim.number} of {claim.ticket.study}: its "
+                      f"lease ran out and others went on with it; this result is dropped")
+            return
         self._say("end", claim, state=ending.state, reason=ending.reason,
                   value=ending.value, n_epochs=ending.attrs.get("n_epochs", 0),
-                  duration_s=took, back=back is not None)
-        return True
+                  duration_s=took, back=is_back)
 
     def _sweep(self, claim: Claim) -> bool:
         from hpo.baselines.lr_range import lr_range
 
         ticket = claim.ticket
-        with redirected(self._log_path("lr-range", "sweep.log")):
+        with self.logs.to(self._log_path("lr-range", "sweep.log")):
             self._say("begin", claim, params={})
             run = make_run(self.order, int(ticket.payload["seed"]), self.home)
             params = params_from_json(ticket.params or {})
@@ -293,7 +294,7 @@ class Tasks:
         from hpo.train.loop import score
 
         ticket = claim.ticket
-        with redirected(self._log_path("confirm", f"score-{ticket.idx}.log")):
+        with self.logs.to(self._log_path("confirm", f"score-{ticket.idx}.log")):
             self._say("begin", claim, params={})
             run = make_run(self.order, int(ticket.payload["seed"]), self.home)
             params = params_from_json(ticket.params or {})
@@ -350,32 +351,3 @@ class Trim:
         if time.monotonic() - self._done_at >= _TRIM_EVERY_S:
             give_memory_back()
             self._done_at = time.monotonic()
-
-
-@contextmanager
-def redirected(path: Path) -> Iterator[None]:
-    """Send what this process and its libraries print to a trial's own log, for the while."""
-    log = _open_log(path)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    try:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(saved[0], 1)
-        os.dup2(saved[1], 2)
-        for fd in (*saved, log):
-            os.close(fd)
-
-
-def _open_log(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    try:
-        return os.open(path, flags, 0o644)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o644)

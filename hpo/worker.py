@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import discover
@@ -123,7 +122,7 @@ def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
                 said = commands.inbox.get_nowait()
                 if said["cmd"] == "only":
                     tasks.order["only"] = said["study"]
-            claim = tasks.claim()
+            claim = tasks.turns.next()
             if claim is None:
                 if not idle:
                     channel.send("idle")
@@ -185,11 +184,6 @@ def _import_training() -> None:
     import hpo.train.loop  # noqa: F401
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def log_folder(home: Path, name: str) -> Path:
-    """Return the folder of a study's logs."""
-    return home / "logs" / name
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 from optuna.trial import TrialState
@@ -15,6 +15,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from storage import rows
 from storage.columns import clip
+from storage.loading import local
 from storage.running import Gathered
 from storage.schema import tickets
 from storage.studies import UNKNOWN, StudyStorage
@@ -56,7 +57,8 @@ class TrialEnd:
 
     With `back` the ticket waits again. `owner` None stands for whoever has the ticket, and
     `expired_only` leaves it alone if its lease was renewed meanwhile: for those who close the
-    trials of lost workers. A trial that somebody else has ended keeps its end.
+    trials of lost workers. A trial that somebody else has ended keeps its end. `began_at` is for
+    one that was taken before it was begun.
     """
 
     ticket_id: int
@@ -67,8 +69,10 @@ class TrialEnd:
     user_attrs: Mapping[str, Any]
     back: Back | None = None
     expired_only: bool = False
+    began_at: datetime | None = None
 
     def __post_init__(self) -> None:
+        self._began_at = None if self.began_at is None else rows.utc_naive(self.began_at)
         self._at = rows.utc_naive()
         # The same time as our own tables take it.
         self._ended_at = self._at.replace(tzinfo=UTC)
@@ -99,6 +103,8 @@ class TrialEnd:
         if own is None or not held or n_rows is None:
             studies.forget(self.trial_id)
             return
+        if self._began_at is not None:
+            own.trial.datetime_start = local(self._began_at)
         own.trial._user_attrs.update({key: json.loads(t) for key, t in self._texts.items()})
         studies.ended(own, self.state, self.values, self._at, n_rows=n_rows)
 
@@ -110,7 +116,7 @@ class TrialEnd:
         """
         self._result = (False, None)
         held = self._close_ticket(connection)
-        moved = studies.move(connection, self.trial_id, self.state, self._at)
+        moved = studies.move(connection, self.trial_id, self.state, self._at, self._began_at)
         if not held():
             raise TicketLost
         n_rows = moved.scalar()
@@ -132,7 +138,7 @@ class TrialEnd:
         """
         self._result = (False, None)
         self._close_ticket(connection)
-        moved = studies.move(connection, self.trial_id, self.state, self._at)
+        moved = studies.move(connection, self.trial_id, self.state, self._at, self._began_at)
         studies.write_rest(connection, self.trial_id, self._news, self.values)
 
         def read() -> bool:

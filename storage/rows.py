@@ -145,10 +145,11 @@ def _names(table: Table, keys: tuple[str, ...]) -> list[str]:
 
 
 @cache
-def move_trial(state: TrialState) -> Prepared:
+def move_trial(state: TrialState, anew: bool = False) -> Prepared:
     """Return the compare-and-set that moves one unfinished trial to `state` at the time `at`.
 
-    It returns how many rows the trial had in its other tables, if it moved.
+    With `anew` its start becomes `start`. It returns how many rows the trial had in its other
+    tables, if it moved.
     """
     change = update(trials).where(trials.c.trial_id == bindparam("trial"))
     at = bindparam("at", type_=trials.c.datetime_start.type)
@@ -158,6 +159,9 @@ def move_trial(state: TrialState) -> Prepared:
     else:
         change = change.where(is_unfinished()).values(state=state)
         change = change.values(datetime_complete=at) if state.is_finished() else change
+    if anew:
+        start = bindparam("start", type_=trials.c.datetime_start.type)
+        change = change.values(datetime_start=start)
     tables = (params, reports, user_attrs, system_attrs, values)
     return Prepared(change.returning(reduce(add, map(_count, tables)).label("n_rows")))
 

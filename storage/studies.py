@@ -245,14 +245,16 @@ class StudyStorage(GroupedWrites):
         return True
 
     def move(
-        self, connection: Connection, trial_id: int, state: TrialState, at: Any
+        self, connection: Connection, trial_id: int, state: TrialState, at: Any,
+        start: Any = None,
     ) -> Answer:
-        """Change an unfinished trial's state within a transaction.
+        """Change an unfinished trial's state, and its start if given, within a transaction.
 
         The answer's scalar is how many rows of params, reports, attributes and values it had;
         None where it has ended, or is RUNNING and should become it.
         """
-        return rows.move_trial(state).run(connection, {"trial": trial_id, "at": at})
+        fields = {"trial": trial_id, "at": at, **({} if start is None else {"start": start})}
+        return rows.move_trial(state, start is not None).run(connection, fields)
 
     def write_rest(
         self,

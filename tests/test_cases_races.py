@@ -54,7 +54,7 @@ def work(folder: Path, orders: Sequence[Mapping[str, Any]], worker: int) -> list
         BARRIER.wait(LIMIT_S)
         tasks = Tasks(spec, {**each, "worker": worker}, Channel(events), threading.Event())
         BARRIER.wait(LIMIT_S)
-        while claim := tasks.claim():
+        while claim := tasks.turns.next():
             assert not tasks.run(claim)
             count += 1
         tasks.close()

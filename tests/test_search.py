@@ -220,3 +220,21 @@ def test_a_sampler_without_its_package_says_how_to_get_it(
 def test_samplers_give_no_warning_when_asked_for_by_name() -> None:
     made: list[Callable[[], Any]] = [lambda n=n: make_sampler(n, SPACE, 1, 0) for n in DRAWING]
     assert all(make() is not None for make in made)
+
+
+@pytest.mark.parametrize("name", ["random", "tpe"])
+def test_a_generator_that_served_before_draws_as_a_new_one(name: str) -> None:
+    """Two samplers that live at once have one each."""
+    plain = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}[name]
+    study = optuna.create_study()
+    kind = optuna.distributions.FloatDistribution(0.0, 1.0)
+
+    def drawn(sampler: Any, n: int = 3) -> list[float]:
+        trial = study.ask()
+        return [sampler.sample_independent(study, study._storage.get_trial(trial._trial_id), "x",
+                                           kind) for _ in range(n)]
+
+    for k in range(4):
+        one, two = make_sampler(name, SPACE, 7, k), make_sampler(name, SPACE, 7, k + 50)
+        assert drawn(one) == drawn(plain(seed=trial_seed(7, k)))
+        assert drawn(two) == drawn(plain(seed=trial_seed(7, k + 50)))

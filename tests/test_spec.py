@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,13 @@ def test_a_direction_that_does_not_fit_the_metric_is_one_warning(goal: dict, n: 
     for text in spec.warnings():
         assert spec.metric in text
         assert spec.direction in text
+
+
+def test_a_trials_folder_is_there_when_it_is_asked_for_and_not_before(tmp_path: Path) -> None:
+    run = Run(epochs=1, seed=0, device="cpu", dir=tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    assert run.dir == tmp_path / "a" / "b" and run.dir.is_dir()
+    with pytest.raises(TypeError, match="dir"):
+        Run(epochs=1, seed=0, device="cpu")
+    with pytest.raises(AttributeError):
+        run.dir = tmp_path  # type: ignore[misc, assignment]
