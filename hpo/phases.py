@@ -6,6 +6,7 @@ them; so a second run, or one after a crash, does only what is missing.
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hpo import confirm, queue
 from hpo.display import Display
 from hpo.errors import HpoError
-from hpo.pool import Pool
+from hpo.pool import Heard, Pool
 from hpo.settings import Settings
 from hpo.space import n_params_sets, params_from_json, params_to_json, space_from_json
 from hpo.studies import ensure_study
@@ -304,21 +305,31 @@ def reap(course: Course, reason: str = "worker lost: its process is gone",
     begun is none the worse.
     """
     space = space_from_json(course.spec["space"])
-    begun, ending = ({(event["study"], event["number"]): event for event in gone[kind]}
-                     if gone else {} for kind in ("begun", "ending"))
+    heard: Mapping[Any, Heard] = gone["heard"] if gone else {}
     for ticket in queue.abandoned(course.db, course.name):
-        key, why = (ticket.study, ticket.trial_number), reason
-        if key in begun:
-            queue.store_params(course.db, ticket, space, begun[key]["params"])
-        if key in ending and course.db.end(queue.end_from_json(ending[key]["end"])):
-            continue
-        its_own = gone and (ticket.host, ticket.pid) == (socket.gethostname(), gone["pid"])
-        if its_own and key not in begun:
+        known, why = heard.get((ticket.study, ticket.trial_number)), reason
+        if known is not None:
+            queue.store_params(course.db, ticket, space, known.begun["params"])
+            if known.ending is not None and _store_end(course, ticket, known):
+                continue
+        elif gone and (ticket.host, ticket.pid) == (socket.gethostname(), gone["pid"]):
             why = f"interrupted: before its first epoch: {reason}"
         params = queue.stored_params(course.db, ticket, space)
         if queue.close_lost(course.db, ticket, why, course.settings.max_retries, params):
             what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"
             course.show.say(f"{queue.phase_of(ticket.study)}{what}: FAIL {why}")
+
+
+def _store_end(course: Course, ticket: Ticket, heard: Heard) -> bool:
+    """Store the end that a worker told of and could not store; False if others have."""
+    end, metric = queue.end_from_json(heard.ending or {}), course.spec["metric"]
+    for event in heard.epochs:
+        # JSON has no NaN.
+        metrics = {name: math.nan if value is None else value
+                   for name, value in event["metrics"].items()}
+        course.db.report(end.trial_id, ticket.study, int(ticket.trial_number or 0),
+                         event["epoch"], metrics[metric], metrics)
+    return course.db.end(end)
 
 
 def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None) -> list[Planned]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -32,6 +33,17 @@ _MAX_DEATHS = 5
 
 
 @dataclass
+class Heard:
+    """What a worker has told of one trial that it began."""
+
+    begun: dict[str, Any]
+    # Its epochs, of which the database may lack the last; as many as a short trial may have.
+    epochs: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=10_000))
+    # The end that it is about to store.
+    ending: dict[str, Any] | None = None
+
+
+@dataclass
 class Member:
     """One worker as its parent sees it: its process and the trial it is at."""
 
@@ -40,10 +52,8 @@ class Member:
     events: int
     output: IO[bytes]
     buffer: LineBuffer = field(default_factory=LineBuffer)
-    # The events by which trials began whose ends are not stored, by study and number, and those
-    # by which it told of ends that it is about to store.
-    begun: dict[tuple[str, int | None], dict[str, Any]] = field(default_factory=dict)
-    ending: dict[tuple[str, int | None], dict[str, Any]] = field(default_factory=dict)
+    # Of its trials whose ends are not stored, by study and number.
+    trials: dict[tuple[Any, Any], Heard] = field(default_factory=dict)
 
     def tail(self, n_lines: int = 12) -> str:
         """Return the last lines that the worker printed outside of a trial."""
@@ -158,9 +168,9 @@ class Pool:
     def poll(self, timeout_s: float) -> list[tuple[Member, dict[str, Any]]]:
         """Return the events that came in, waiting at most `timeout_s` for the first.
 
-        The end of a worker comes as an event `exit` with its pid and code, the events by which
-        its trials had `begun` and were `ending`, and the tail of what it printed; a worker that
-        ended while there is work is replaced.
+        The end of a worker comes as an event `exit` with its pid and code, what was `heard` of
+        its trials by study and number, and the tail of what it printed; a worker that ended
+        while there is work is replaced.
 
         Raises:
             HpoError: when workers keep dying without ending a trial.
@@ -177,20 +187,22 @@ class Pool:
         return found
 
     def _note(self, member: Member, event: dict[str, Any]) -> None:
-        if event["event"] == "begin":
-            member.begun[event["study"], event["number"]] = event
-        elif event["event"] == "ending":
-            member.ending[event["study"], event["number"]] = event
-        elif event["event"] in ("end", "lost"):
-            member.begun.pop((event["study"], event["number"]), None)
-            member.ending.pop((event["study"], event["number"]), None)
+        kind, key = event["event"], (event.get("study"), event.get("number"))
+        if kind == "begin":
+            member.trials[key] = Heard(event)
+        elif kind == "epoch" and key in member.trials:
+            member.trials[key].epochs.append(event)
+        elif kind == "ending" and key in member.trials:
+            member.trials[key].ending = event["end"]
+        elif kind in ("end", "lost"):
+            member.trials.pop(key, None)
             self._deaths = 0
-        elif event["event"] == "idle":
-            member.begun.clear()
+        elif kind == "idle":
+            member.trials.clear()
 
     def busy(self) -> bool:
         """Return whether a worker has not told the end of its trial yet."""
-        return any(member.begun for member in self.members.values())
+        return any(member.trials for member in self.members.values())
 
     def _bury(self, member: Member) -> dict[str, Any]:
         self._selector.unregister(member.events)
@@ -201,8 +213,7 @@ class Pool:
             _kill_group(member.process.pid)
             code = member.process.wait()
         _kill_group(member.process.pid)
-        event = {"event": "exit", "code": code, "begun": list(member.begun.values()),
-                 "ending": list(member.ending.values()), "tail": member.tail(),
+        event = {"event": "exit", "code": code, "heard": member.trials, "tail": member.tail(),
                  "pid": member.process.pid}
         member.output.close()
         self._close_stdin(member)

@@ -131,7 +131,7 @@ class Tasks:
     def _trial(self, claim: Claim) -> bool:
         ticket, trial_id, number = claim.ticket, claim.trial_id, claim.number
         assert trial_id is not None and number is not None
-        began_at = datetime.now(UTC)
+        began_at, started = datetime.now(UTC), time.monotonic()
         params: dict[str, Any] | None = None
         trainer: list[Any] = []
         with self.logs.to(self._log_path(phase_of(ticket.study), f"{number}.log")):
@@ -152,7 +152,8 @@ class Tasks:
                 displaced = self._keep_checkpoint(claim, ending, trainer[0])
         if ending.kind == "oom":
             ending.reason += f" (params {params})"
-        self._close_trial(claim, ending, params, displaced, began_at)
+        took = time.monotonic() - started
+        self._close_trial(claim, ending, params, displaced, took, began_at)
         return ending.spoiled
 
     def _drive(
@@ -217,10 +218,10 @@ class Tasks:
 
     def _close_trial(
         self, claim: Claim, ending: Ending, params: dict[str, Any] | None, displaced: list[str],
-        began_at: datetime,
+        took: float, began_at: datetime,
     ) -> None:
         """Store the trial's end, now or while the next one runs, and take the next ticket."""
-        ticket, took = claim.ticket, (datetime.now(UTC) - began_at).total_seconds()
+        ticket = claim.ticket
         back = None
         if ending.state == "FAIL":
             back = back_after(ending.kind, ending.reason, ticket, params,

@@ -234,6 +234,8 @@ def test_a_worker_killed_as_a_trial_begins_loses_no_trial_that_had_ended(
     assert [trial.number for trial in found] == list(range(len(found)))
     before = found[number - 1]
     assert before.state == TrialState.COMPLETE and before.value == before.params["x"]
+    assert before.intermediate_values == {0: before.value}
+    assert before.user_attrs["best"] == {"loss": before.value}
 
 
 def test_short_trials_leave_no_thread_or_file_behind(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_worker_that_dies_is_replaced_and_its_trial_is_named(
     pool.work(order(tmp_path))
     events = until(pool, named("end"))
     gone = next(event for event in events if event["event"] == "exit")
-    assert (gone["code"], gone["begun"][0]["number"], gone["pid"]) == (7, 0, first)
+    assert (gone["code"], [number for _, number in gone["heard"]][0], gone["pid"]) == (7, 0, first)
     assert events[-1]["number"] == 1
     assert pool.members[0].process.pid != first
     db.close()
