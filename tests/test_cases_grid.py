@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands import finish, grid, grid_words, start, states, together, trials, write
+from commands import finish, grid, grid_words, reasons, start, states, together, trials, write
 
 CELL = "time.sleep(0.05)\nyield {'loss': 1.0}"
 
@@ -98,9 +98,11 @@ def test_a_run_that_is_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> N
     assert code == 130, output
     assert "Traceback" not in output
     first = trials(tmp_path, "s/grid")
-    assert states(first) == ["COMPLETE", "FAIL"]
-    assert first[1].user_attrs["reason"].startswith("interrupted")
+    # After the short first trial the third one's ticket was taken while the second ran.
+    assert states(first) == ["COMPLETE", "FAIL", "FAIL"]
+    assert reasons(first)[1].startswith("interrupted: after epoch")
+    assert reasons(first)[2] == "interrupted: before its first epoch"
     grid(tmp_path, "s")
     found = trials(tmp_path, "s/grid")
-    assert states(found) == ["COMPLETE", "FAIL"] + ["COMPLETE"] * 3
-    assert found[2].params == first[1].params
+    assert states(found) == ["COMPLETE", "FAIL", "FAIL"] + ["COMPLETE"] * 3
+    assert found[3].params == first[1].params
