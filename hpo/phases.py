@@ -307,13 +307,16 @@ def reap(course: Course, reason: str = "worker lost: its process is gone",
     space = space_from_json(course.spec["space"])
     heard: Mapping[Any, Heard] = gone["heard"] if gone else {}
     for ticket in queue.abandoned(course.db, course.name):
+        if gone and (ticket.host, ticket.pid) != (socket.gethostname(), gone["pid"]):
+            # What is known of another's trials comes with its own end.
+            continue
         known, why = heard.get((ticket.study, ticket.trial_number)), reason
         if known is not None:
-            queue.store_params(course.db, ticket, space, known.begun["params"])
+            queue.store_params(course.db, ticket, space, known.params)
             if known.ending is not None and _store_end(course, ticket, known):
                 continue
-        elif gone and (ticket.host, ticket.pid) == (socket.gethostname(), gone["pid"]):
-            why = f"interrupted: before its first epoch: {reason}"
+        elif gone or not queue.was_begun(course.db, ticket):
+            why = f"{queue.NOT_BEGUN}: {reason}"
         params = queue.stored_params(course.db, ticket, space)
         if queue.close_lost(course.db, ticket, why, course.settings.max_retries, params):
             what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"
@@ -323,7 +326,10 @@ def reap(course: Course, reason: str = "worker lost: its process is gone",
 def _store_end(course: Course, ticket: Ticket, heard: Heard) -> bool:
     """Store the end that a worker told of and could not store; False if others have."""
     end, metric = queue.end_from_json(heard.ending or {}), course.spec["metric"]
+    stored = {row.epoch for row in course.db.epochs(ticket.study, ticket.trial_number)}
     for event in heard.epochs:
+        if event["epoch"] in stored:
+            continue
         # JSON has no NaN.
         metrics = {name: math.nan if value is None else value
                    for name, value in event["metrics"].items()}
@@ -370,5 +376,8 @@ class Planned:
 def stop(course: Course, why: str) -> None:
     """Stop the workers in order; what they were at goes back on the queue."""
     course.show.say(f"{why}: running trials go back on the queue" if course.pool.busy() else why)
-    course.pool.stop()
-    reap(course, "interrupted: the run was stopped")
+    reason = "interrupted: the run was stopped"
+    for _, event in course.pool.stop():
+        if event["event"] == "exit" and event["heard"]:
+            reap(course, reason, event)
+    reap(course, reason)

@@ -36,7 +36,8 @@ _MAX_DEATHS = 5
 class Heard:
     """What a worker has told of one trial that it began."""
 
-    begun: dict[str, Any]
+    # Empty while they are drawn.
+    params: dict[str, Any] = field(default_factory=dict)
     # Its epochs, of which the database may lack the last; as many as a short trial may have.
     epochs: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=10_000))
     # The end that it is about to store.
@@ -77,6 +78,7 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._order: dict[str, Any] | None = None
         self._deaths = 0
+        self._fatal: HpoError | None = None
         self._stopping = False
 
     def start(self, slots: Sequence[Slot]) -> None:
@@ -175,6 +177,8 @@ class Pool:
         Raises:
             HpoError: when workers keep dying without ending a trial.
         """
+        if self._fatal is not None and not self._stopping:
+            raise self._fatal
         found: list[tuple[Member, dict[str, Any]]] = []
         for key, _ in self._selector.select(timeout_s):
             member: Member = key.data
@@ -188,8 +192,10 @@ class Pool:
 
     def _note(self, member: Member, event: dict[str, Any]) -> None:
         kind, key = event["event"], (event.get("study"), event.get("number"))
-        if kind == "begin":
-            member.trials[key] = Heard(event)
+        if kind == "draw":
+            member.trials[key] = Heard()
+        elif kind == "begin":
+            member.trials[key] = Heard(event["params"])
         elif kind == "epoch" and key in member.trials:
             member.trials[key].epochs.append(event)
         elif kind == "ending" and key in member.trials:
@@ -221,8 +227,11 @@ class Pool:
         if self._order is not None and not self._stopping:
             self._deaths += code != 0
             if self._deaths >= _MAX_DEATHS:
-                raise HpoError(f"{_MAX_DEATHS} workers died one after another, the last with code "
-                               f"{code}; it printed:\n{event['tail']}")
+                # Not raised here: of this and other workers there is more to tell first.
+                self._fatal = HpoError(
+                    f"{_MAX_DEATHS} workers died one after another, the last with code {code}; "
+                    f"it printed:\n{event['tail']}")
+                return event
             self._start(member.slot)
         return event
 

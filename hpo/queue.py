@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SCORE_OFFSET = 100_000
 # A worker lost by no fault of the params is worth one more try; the objective's own error is not.
 _DEFAULT_RETRIES = {"worker lost": 1}
+# The reason of a trial whose ticket was taken, and no more.
+NOT_BEGUN = "interrupted: before its first epoch"
 # Renewed at a third of this; a ticket of a worker that vanished is free again after it.
 LEASE_S = 30.0
 
@@ -104,6 +106,17 @@ def back_after(
         return reason, kept, False
     allowed = _DEFAULT_RETRIES.get(kind, 0) if max_retries is None else max_retries
     return (reason, kept, True) if ticket.attempt < allowed else None
+
+
+def was_begun(db: Database, ticket: Ticket) -> bool:
+    """Return whether a ticket's trial has stored anything: its params come 250 ms after its begin.
+
+    A ticket is taken ahead while the trial before it runs, so it may run without a begin.
+    """
+    if ticket.trial_id is None:
+        return True
+    trial = db.studies.get_trial(ticket.trial_id)
+    return bool(trial.params or trial.intermediate_values)
 
 
 def close_lost(

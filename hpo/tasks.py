@@ -134,6 +134,8 @@ class Tasks:
         began_at, started = datetime.now(UTC), time.monotonic()
         params: dict[str, Any] | None = None
         trainer: list[Any] = []
+        # Without it the parent holds a trial for one that was taken ahead and not begun.
+        self._say("draw", claim)
         with self.logs.to(self._log_path(phase_of(ticket.study), f"{number}.log")):
             try:
                 study = self._study(ticket.study)
@@ -232,14 +234,15 @@ class Tasks:
             self._tell_end(claim, ending, took, is_ours, back is not None)
             # Not before this trial's end is stored: else a crash now would lose both.
             for old in displaced if is_ours else ():
-                (self.home / old).unlink(missing_ok=True)
+                with suppress(OSError):
+                    (self.home / old).unlink()
 
         end = self._end_of(claim, ending, took, began_at, back)
+        # The parent stores it, should this process die before it has.
+        self._say("ending", claim, end=end_to_json(end))
         if self.stop.is_set() or ending.spoiled:
             self.turns.end(end, told, last=True)
         elif took < SHORT_S and self._is_blind(ticket):
-            # The parent stores it, should this process die before it has.
-            self._say("ending", claim, end=end_to_json(end))
             self.turns.end_beside(end, told)
         else:
             self.turns.end(end, told, last=False)

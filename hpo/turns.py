@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hpo.queue import LEASE_S
+from hpo.queue import LEASE_S, NOT_BEGUN, retry_attrs
 
 if TYPE_CHECKING:
     from storage.database import Database
@@ -28,7 +28,6 @@ SHORT_S = 0.25
 _HOLD_S = 3.0
 # Else this thread and the one that begins the next trial share one interpreter right then.
 _AFTER_BEGIN_S = 0.002
-_NOT_BEGUN = "interrupted: before its first epoch"
 
 
 class Turns:
@@ -54,6 +53,7 @@ class Turns:
         for claim in left:
             if claim is not None:
                 self._return(claim)
+        self._ahead.check()
 
     def next(self) -> Claim | None:
         """Return the next ticket, of the phase under way if one is named; None if none waits.
@@ -61,8 +61,13 @@ class Turns:
         Raises:
             HpoError: the database stayed away.
         """
-        claim, self._next = self._next, None
+        claim, self._next = self._next or self._ahead.take(), None
+        if claim is not None and self._db.studies.has_lost(claim.ticket.id):
+            # It waited for longer than its lease.
+            self._db.studies.drop_lease(claim.ticket.id)
+            claim = None
         if claim is None:
+            self._ahead.check()
             # An idle worker asks often, and must not keep the database from those at work.
             if not self._db.tickets.any_waits(self._order["name"], self._order["only"]):
                 return None
@@ -75,12 +80,13 @@ class Turns:
         Raises:
             HpoError: the database stayed away.
         """
-        held = self._ahead.take()
-        if held is None and not last:
-            held = self._end_and_take(end, told)
+        self._next = self._ahead.take()
+        if self._next is None and not last:
+            self._next = self._end_and_take(end, told)
         else:
             told(self._db.end(end))
-        self._next = held
+        # Not before: the database may be back by now.
+        self._ahead.check()
 
     def end_beside(self, end: TrialEnd, told: Callable[[bool], None]) -> None:
         """End a trial while the next one runs.
@@ -88,27 +94,29 @@ class Turns:
         Raises:
             HpoError: the database stayed away, maybe as an earlier trial was ended.
         """
-        held = self._ahead.take()
+        self._next = self._ahead.take()
         self._ahead.do(lambda: self._end_and_take(end, told))
-        if held is None:
+        if self._next is None:
             # The first one of its kind, or the last.
-            held = self._ahead.take()
-            if held is not None:
+            self._next = self._ahead.take()
+            if self._next is not None:
                 self._ahead.do(self._take)
-        self._next = held
+        self._ahead.check()
 
     def settle(self) -> None:
-        """Wait until the ends of earlier trials are stored.
-
-        Raises:
-            HpoError: the database stayed away.
-        """
+        """Wait until the ends of earlier trials are stored; the next turn tells of a failure."""
         self._ahead.settle()
 
     def _end_and_take(self, end: TrialEnd, told: Callable[[bool], None]) -> Claim | None:
         is_ours, claim = self._db.end_and_claim(end, self._claim_order())
-        told(is_ours)
-        return self._kept(claim)
+        self._kept(claim)
+        try:
+            told(is_ours)
+        except Exception:
+            if claim is not None:
+                self._return(claim)
+            raise
+        return claim
 
     def _take(self) -> Claim | None:
         return self._kept(next(iter(self._db.tickets.claim_many(self._claim_order(), 1)), None))
@@ -131,11 +139,11 @@ class Turns:
         ticket, owner = claim.ticket, self._owner
         self._db.studies.drop_lease(ticket.id)
         if claim.trial_id is None:
-            self._db.tickets.give_back(ticket.id, owner, _NOT_BEGUN, count=False)
+            self._db.tickets.give_back(ticket.id, owner, NOT_BEGUN, count=False)
             return
-        attrs = {"reason": _NOT_BEGUN, "ticket": ticket.idx}
+        attrs = {"reason": NOT_BEGUN, "ticket": ticket.idx, **retry_attrs(self._db, ticket)}
         self._db.end_trial(ticket.id, owner, claim.trial_id, TrialState.FAIL, None, attrs,
-                           back=(_NOT_BEGUN, None, False))
+                           back=(NOT_BEGUN, None, False))
 
 
 class _Ahead:
@@ -153,36 +161,41 @@ class _Ahead:
 
     def do(self, job: Callable[[], Claim | None]) -> None:
         """Have a job done that may take a ticket."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, daemon=True, name="ahead")
+            # It may fail where processes are limited; then nothing waits for it.
+            thread.start()
+            self._thread = thread
         with self._turn:
             self._jobs.append(job)
             self._turn.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True, name="ahead")
-                self._thread.start()
 
     def settle(self) -> None:
-        """Wait until all jobs are done; raise the error of one that failed."""
+        """Wait until all jobs are done."""
         with self._turn:
             self._turn.wait_for(lambda: not self._jobs)
+
+    def check(self) -> None:
+        """Raise the error of a job that failed, once."""
+        with self._turn:
             error, self._error = self._error, None
         if error is not None:
             raise error
 
     def take(self) -> Claim | None:
-        """Hand over the ticket that is held, once all jobs are done; raise as `settle` does."""
-        self.settle()
+        """Hand over the ticket that is held, once all jobs are done."""
         with self._turn:
+            self._turn.wait_for(lambda: not self._jobs)
             held, self._held = self._held, None
         return held
 
     def close(self) -> Claim | None:
-        """End the thread, and hand over the ticket that is held; raise as `settle` does."""
-        try:
-            return self.take()
-        finally:
-            with self._turn:
-                self._is_closed = True
-                self._turn.notify_all()
+        """End the thread, and hand over the ticket that is held."""
+        held = self.take()
+        with self._turn:
+            self._is_closed = True
+            self._turn.notify_all()
+        return held
 
     def _run(self) -> None:
         while (job := self._wait()) is not None:

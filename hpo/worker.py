@@ -6,7 +6,6 @@ from trial to trial: torch is imported once, the data stays loaded.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import queue
@@ -17,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hpo import discover
-from hpo.channel import Channel
+from hpo.channel import Channel, LineBuffer
 from hpo.errors import HpoError
 
 if TYPE_CHECKING:
@@ -41,11 +40,15 @@ class Commands(threading.Thread):
         self._stop_event = stop
 
     def run(self) -> None:
-        for line in sys.stdin.buffer:
-            command = json.loads(line)
-            if command["cmd"] == "stop":
+        lines = LineBuffer()
+        # Not through sys.stdin: the interpreter cannot end while a thread waits in it.
+        while data := os.read(0, 1 << 16):
+            commands = lines.feed(data)
+            for command in commands:
+                if command["cmd"] != "stop":
+                    self.inbox.put(command)
+            if any(command["cmd"] == "stop" for command in commands):
                 break
-            self.inbox.put(command)
         self._stop_event.set()
         self.inbox.put({"cmd": "stop"})
         # A trial looks at the event once an epoch; one that is stuck must not outlive its parent.
@@ -136,16 +139,18 @@ def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
         channel.send("error", text=str(error))
         return EXIT_STORAGE
     finally:
-        _close(tasks)
-    return 0
+        closed = _close(tasks)
+    return 0 if closed else EXIT_STORAGE
 
 
-def _close(tasks: Tasks) -> None:
+def _close(tasks: Tasks) -> bool:
     try:
         tasks.close()
     except HpoError as error:
         # The reaper closes what is left open; a database that is gone has been told of already.
         print(f"closing: {error}", flush=True)
+        return False
+    return True
 
 
 def main() -> int:

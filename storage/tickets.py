@@ -134,16 +134,20 @@ class Tickets:
         return self._link.read(lambda c: c.execute(query).first()) is not None
 
     def reserve(self, ticket_id: int, owner: str, params_key: str) -> bool:
-        """Book a point of the space for a ticket; False if another one of the study has it."""
+        """Book a point of the space for a ticket; False if another one of the study has it.
+
+        Nothing is booked for an owner who has lost the ticket: its end will be refused.
+        """
         change = (
             update(tickets).where(held(ticket_id, owner, False)).values(params_key=params_key)
         )
         try:
-            return bool(self._link.write(lambda c: c.execute(change).rowcount))
+            self._link.write(lambda c: c.execute(change))
         except StorageError as error:
-            if isinstance(error.__cause__, IntegrityError):
-                return False
-            raise
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+            return False
+        return True
 
     def renew(self, owner: str, lease_s: float) -> Sequence[int]:
         """Prolong all leases of an owner and return the tickets that are still its own."""

@@ -241,7 +241,8 @@ def test_a_point_is_reserved_once_in_a_study(study: Database) -> None:
     assert study.tickets.reserve(first.ticket.id, "me", "lr=0.1")
     assert not study.tickets.reserve(second.ticket.id, "me", "lr=0.1")
     assert study.tickets.reserve(second.ticket.id, "me", "lr=0.2")
-    assert not study.tickets.reserve(second.ticket.id, "other", "lr=0.3")
+    assert study.tickets.reserve(second.ticket.id, "other", "lr=0.3"), "no other one has it"
+    assert [ticket.params_key for ticket in study.tickets.list("s")][:2] == ["lr=0.1", "lr=0.2"]
 
 
 def test_a_reopened_ticket_waits_and_keeps_its_attempts(study: Database) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import search, states, trials, write
+from commands import finish, search, search_words, start, states, trials, url, write
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from hpo import turns
 from hpo.errors import StorageError
-from hpo.queue import end_from_json, end_to_json
+from hpo.queue import NOT_BEGUN, end_from_json, end_to_json
 from hpo.turns import Turns
 from storage import Claim, Database, NewTicket, TrialEnd
 from storage.ending import Back
@@ -182,7 +183,6 @@ def test_an_end_that_could_not_be_stored_is_told_at_the_next_turn(
         assert locked.wait(20)
         with pytest.raises(StorageError):
             worker.end_beside(ended(claim, 1.0), following.append)
-            worker.settle()
         assert following == []
     finally:
         free.set()
@@ -236,6 +236,113 @@ def test_a_worker_killed_as_a_trial_begins_loses_no_trial_that_had_ended(
     assert before.state == TrialState.COMPLETE and before.value == before.params["x"]
     assert before.intermediate_values == {0: before.value}
     assert before.user_attrs["best"] == {"loss": before.value}
+
+
+LOGGING = """
+    with open(HERE / "log", "a") as file:
+        file.write(f"{os.getpid()} {run.dir.name}\\n")
+    time.sleep(0.1)
+    yield {"loss": x}
+"""
+
+
+def pids(folder: Path, n_trials: int) -> list[int]:
+    """Wait until so many trials have begun; return the pids of the workers that ran the last."""
+    log = folder / "log"
+    soon(lambda: log.exists() and len(log.read_text().splitlines()) >= n_trials)
+    return sorted({int(line.split()[0]) for line in log.read_text().splitlines()})
+
+
+def check_only_begun_trials_are_lost(folder: Path, n_trials: int) -> None:
+    """With --max-retries 0 a trial that had begun is lost, and no ticket that had not."""
+    found = trials(folder, "s")
+    failed = [trial for trial in found if trial.state == TrialState.FAIL]
+    lost = [trial for trial in failed if trial.user_attrs["reason"].startswith("worker lost")]
+    assert states(found).count("COMPLETE") == n_trials - len(lost)
+    assert len(lost) <= 2 and all(trial.params for trial in lost)
+    assert all(trial.user_attrs["reason"].startswith(NOT_BEGUN) for trial in failed
+               if trial not in lost)
+    db = Database(url(folder))
+    assert {ticket.idx for ticket in db.tickets.list("s")} == set(range(n_trials))
+    assert db.tickets.counts("s") == {"waiting": 0, "running": 0, "done": n_trials - len(lost),
+                                      "failed": len(lost)}
+    db.close()
+
+
+def test_two_workers_that_are_killed_at_once_lose_what_they_had_begun_alone(
+    tmp_path: Path
+) -> None:
+    write(tmp_path, "s", body=LOGGING)
+    process = start(tmp_path, *search_words("s", "--n-trials", 30, "--workers", 2, "--sampler",
+                                            "random", "--max-retries", 0))
+    for pid in pids(tmp_path, 8):
+        os.kill(pid, signal.SIGKILL)
+    code, output = finish(process)
+    assert code == 0, output
+    check_only_begun_trials_are_lost(tmp_path, 30)
+
+
+def test_a_run_that_is_killed_with_its_workers_loses_what_they_had_begun_alone(
+    tmp_path: Path
+) -> None:
+    write(tmp_path, "s", body=LOGGING)
+    words = search_words("s", "--n-trials", 20, "--workers", 2, "--sampler", "random",
+                         "--max-retries", 0)
+    process = start(tmp_path, *words)
+    workers = pids(tmp_path, 8)
+    for pid in (process.pid, *workers):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    code, output = finish(start(tmp_path, *words))
+    assert code == 0, output
+    check_only_begun_trials_are_lost(tmp_path, 20)
+
+
+def test_a_process_that_dies_while_it_draws_is_tried_again_once_and_not_for_ever(
+    tmp_path: Path
+) -> None:
+    """A sampler may crash as well as an objective."""
+    path = write(tmp_path, "s", body='yield {"loss": x}')
+    path.write_text("""
+import os
+import hpo.search
+drawn = hpo.search.draw
+def draw(study, trial, *others):
+    if trial.number in (3, 4):
+        os.kill(os.getpid(), 9)
+    return drawn(study, trial, *others)
+hpo.search.draw = draw
+""" + path.read_text())
+    search(tmp_path, "s", "--n-trials", 8, "--workers", 1)
+    found = trials(tmp_path, "s")
+    assert states(found) == ["COMPLETE"] * 3 + ["FAIL"] * 2 + ["COMPLETE"] * 4
+    assert all(trial.user_attrs["reason"].startswith("worker lost") for trial in found[3:5])
+
+
+def test_a_worker_that_is_told_to_end_ends_in_order(tmp_path: Path) -> None:
+    """SIGTERM to a worker alone, while another thread of it waits for commands."""
+    write(tmp_path, "s", body=LOGGING)
+    process = start(tmp_path, *search_words("s", "--n-trials", 20, "--workers", 1))
+    os.kill(pids(tmp_path, 4)[0], signal.SIGTERM)
+    code, output = finish(process)
+    assert code == 0, output
+    found = trials(tmp_path, "s")
+    assert states(found).count("COMPLETE") == 20
+    assert not any("signal" in trial.user_attrs["reason"] for trial in found)
+
+
+def test_no_ticket_is_left_by_a_worker_whose_own_news_failed(queued: Database) -> None:
+    """What follows an end may fail; the claim that came with it is given back all the same."""
+    def fails(_: bool) -> None:
+        raise PermissionError("no")
+
+    worker = taking(queued)
+    first = worker.next()
+    assert first is not None
+    with pytest.raises(PermissionError):
+        worker.end_beside(ended(first, 1.0), fails)
+    worker.close()
+    assert running(queued) == 0 and queued.tickets.counts("s")["done"] == 1
 
 
 def test_short_trials_leave_no_thread_or_file_behind(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def test_workers_take_the_tickets_and_tell_each_trial(
     assert pool.prepare(order(tmp_path)) == {}
     pool.work(order(tmp_path))
     events = until(pool, named("idle"))
-    assert [e["event"] for e in events] == ["begin", "epoch", "end"] * 3 + ["idle"]
+    assert [e["event"] for e in events] == [
+        "draw", "begin", "epoch", "ending", "end"] * 3 + ["idle"]
     assert [e["number"] for e in events if e["event"] == "end"] == [0, 1, 2]
     assert not pool.busy()
     db.close()
