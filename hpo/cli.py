@@ -58,6 +58,11 @@ def _global(
         os.environ["HPO_DEBUG"] = "1"
 
 
+MaxFailures = Annotated[int, _option(
+    "--max-failures", "Stop when that many first trials all fail for one reason; 0: never.",
+    "HPO_MAX_FAILURES")]
+
+
 @app.command()
 def run(
     study: Study,
@@ -89,6 +94,7 @@ def run(
     max_retries: Annotated[int | None, _option(
         "--max-retries", "Times a failed trial is tried again (default: 1 for a lost worker, "
                          "0 for an error).", "HPO_MAX_RETRIES")] = None,
+    max_failures: MaxFailures = 5,
     allow_duplicates: Annotated[bool | None, typer.Option(
         "--allow-duplicates/--no-allow-duplicates",
         help="Train params again that have a trial already.")] = None,
@@ -110,7 +116,8 @@ def run(
         sampler=None if sampler == "grid" else sampler, pruner=pruner,
         prune_startup=prune_startup, prune_warmup=prune_warmup, seed=seed, epochs=epochs,
         timeout_s=timeout, phases=s.parse_phases(phases, sampler), top_k=top_k,
-        confirm_seeds=confirm_seeds, max_retries=max_retries, allow_duplicates=allow_duplicates,
+        confirm_seeds=confirm_seeds, max_retries=max_retries, max_failures=max_failures,
+        allow_duplicates=allow_duplicates,
         allow_space_change=allow_space_change, data_dir=data_dir, data_fraction=data_fraction,
         storage_timeout_s=storage_timeout,
     ), _console())
@@ -121,6 +128,7 @@ def worker(
     study: Study, name: Name = None, workers: Workers = None, devices: Devices = "auto",
     timeout: Annotated[float | None, _option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
+    max_failures: MaxFailures = 5,
     data_dir: DataDir = None, home: Home = None, storage: Storage = None,
     storage_timeout: StorageTimeout = 60.0,
 ) -> int:
@@ -131,7 +139,8 @@ def worker(
     return serve(s.Settings(
         study=study, name=study if name is None else name, home=where,
         storage=s.storage_url(storage, where), workers=workers, devices=devices,
-        timeout_s=timeout, data_dir=data_dir, storage_timeout_s=storage_timeout,
+        timeout_s=timeout, max_failures=max_failures, data_dir=data_dir,
+        storage_timeout_s=storage_timeout,
     ), _console())
 
 

@@ -6,8 +6,6 @@ them; so a second run, or one after a crash, does only what is missing.
 
 from __future__ import annotations
 
-import math
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from hpo import confirm, queue
 from hpo.display import Display
 from hpo.errors import HpoError
-from hpo.pool import Heard, Pool
+from hpo.first_failures import FirstFailures
+from hpo.pool import Member, Pool
+from hpo.reaper import Reaper
 from hpo.settings import Settings
 from hpo.space import n_params_sets, params_from_json, params_to_json, space_from_json
 from hpo.studies import ensure_study
@@ -35,8 +35,6 @@ _REAP_S = 5.0
 # A worker writes the end of a trial first and tells it next.
 _HEAR_OUT_S = 1.0
 _SILENCE_S = 0.05
-# A reason is one line of a table; a worker's last line may be any length.
-_MAX_LAST_LINE = 300
 
 
 class Interrupted(HpoError):
@@ -66,6 +64,19 @@ class Course:
     show: Display
     check: Callable[[], None]
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reaper = Reaper(self.db, self.name, space_from_json(self.spec["space"]),
+                             self.spec["metric"], self.settings.max_retries, self.show.say)
+        self.failures = FirstFailures(self.settings.max_failures,
+                                       self.settings.home / "logs" / self.name)
+
+    def hear(self, member: Member, event: dict[str, Any]) -> None:
+        """Show an event of a worker, and do what it asks for."""
+        self.show.event(member, event)
+        if event["event"] == "exit" and event["code"] != 0:
+            self.reaper.bury(event)
+        self.failures.hear(event)
 
     @property
     def name(self) -> str:
@@ -218,16 +229,14 @@ def _do(
     while True:
         now = time.monotonic()
         if now - reaped_at > _REAP_S:
-            reap(course)
+            course.reaper.reap()
             reaped_at = now
         is_over = False
         for member, event in course.pool.poll(0.1):
-            course.show.event(member, event)
+            course.hear(member, event)
             ended = ended or event["event"] == "end"
             # A worker that finds no ticket, or is gone, may have been the last.
             is_over = is_over or event["event"] in ("idle", "exit")
-            if event["event"] == "exit" and event["code"] != 0:
-                reap(course, _exit_text(event), event)
         time.sleep(_GATHER_S)
         if is_over or now - counted_at > (_COUNT_AGAIN_S if ended else _COUNT_S):
             ended = False
@@ -237,6 +246,7 @@ def _do(
             if not counts.get("waiting") and not counts.get("running"):
                 _hear_out(course)
                 return
+        course.failures.check()
         course.check()
 
 
@@ -250,7 +260,7 @@ def _hear_out(course: Course) -> None:
     while (heard or course.pool.busy()) and time.monotonic() < deadline:
         heard = False
         for member, event in course.pool.poll(_SILENCE_S):
-            course.show.event(member, event)
+            course.hear(member, event)
             heard = True
 
 
@@ -260,12 +270,11 @@ def work_off(course: Course) -> int:
     reaped_at = 0.0
     while True:
         for member, event in course.pool.poll(0.5):
-            course.show.event(member, event)
-            if event["event"] == "exit" and event["code"] != 0:
-                reap(course, _exit_text(event), event)
+            course.hear(member, event)
         if time.monotonic() - reaped_at > _REAP_S:
-            reap(course)
+            course.reaper.reap()
             reaped_at = time.monotonic()
+        course.failures.check()
         course.check()
 
 
@@ -287,55 +296,6 @@ def _ended(counts: Mapping[str, int]) -> int:
 
 def _n_ended(tickets: Sequence[Ticket]) -> int:
     return sum(ticket.state in ("done", "failed") for ticket in tickets)
-
-
-def _exit_text(event: Mapping[str, Any]) -> str:
-    code = event["code"]
-    how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    last = (event["tail"].splitlines() or [""])[-1][:_MAX_LAST_LINE]
-    return f"worker lost: its process was {how}" + (f": {last}" if last else "")
-
-
-def reap(course: Course, reason: str = "worker lost: its process is gone",
-         gone: Mapping[str, Any] | None = None) -> None:
-    """Close the trials of workers that are gone, and give their params back to the queue.
-
-    `gone` is the event by which the pool told of a worker's end: of the trials that it had begun
-    it may not have stored the params, nor the last one's end, and one that it had taken and not
-    begun is none the worse.
-    """
-    space = space_from_json(course.spec["space"])
-    heard: Mapping[Any, Heard] = gone["heard"] if gone else {}
-    for ticket in queue.abandoned(course.db, course.name):
-        if gone and (ticket.host, ticket.pid) != (socket.gethostname(), gone["pid"]):
-            # What is known of another's trials comes with its own end.
-            continue
-        known, why = heard.get((ticket.study, ticket.trial_number)), reason
-        if known is not None:
-            queue.store_params(course.db, ticket, space, known.params)
-            if known.ending is not None and _store_end(course, ticket, known):
-                continue
-        elif gone or not queue.was_begun(course.db, ticket):
-            why = f"{queue.NOT_BEGUN}: {reason}"
-        params = queue.stored_params(course.db, ticket, space)
-        if queue.close_lost(course.db, ticket, why, course.settings.max_retries, params):
-            what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"
-            course.show.say(f"{queue.phase_of(ticket.study)}{what}: FAIL {why}")
-
-
-def _store_end(course: Course, ticket: Ticket, heard: Heard) -> bool:
-    """Store the end that a worker told of and could not store; False if others have."""
-    end, metric = queue.end_from_json(heard.ending or {}), course.spec["metric"]
-    stored = {row.epoch for row in course.db.epochs(ticket.study, ticket.trial_number)}
-    for event in heard.epochs:
-        if event["epoch"] in stored:
-            continue
-        # JSON has no NaN.
-        metrics = {name: math.nan if value is None else value
-                   for name, value in event["metrics"].items()}
-        course.db.report(end.trial_id, ticket.study, int(ticket.trial_number or 0),
-                         event["epoch"], metrics[metric], metrics)
-    return course.db.end(end)
 
 
 def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None) -> list[Planned]:
@@ -378,6 +338,10 @@ def stop(course: Course, why: str) -> None:
     course.show.say(f"{why}: running trials go back on the queue" if course.pool.busy() else why)
     reason = "interrupted: the run was stopped"
     for _, event in course.pool.stop():
+        course.failures.hear(event)
         if event["event"] == "exit" and event["heard"]:
-            reap(course, reason, event)
-    reap(course, reason)
+            course.reaper.reap(reason, event)
+    course.reaper.reap(reason)
+    # Trials that a broken module or machine has failed are not what N counts.
+    for study, idxs in course.failures.spent.items():
+        course.db.tickets.reopen(study, idxs)

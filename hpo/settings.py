@@ -64,6 +64,7 @@ class Settings:
     storage_timeout_s: float = 60.0
     phases: tuple[str, ...] = PHASES
     max_retries: int | None = None
+    max_failures: int = 5
     allow_duplicates: bool | None = None
     allow_space_change: bool = False
     data_dir: Path | None = None
@@ -193,7 +194,8 @@ def parse_phases(text: str | None, sampler: str | None) -> tuple[str, ...]:
 def check(settings: Settings) -> None:
     """Raise InputError for the first flag that is out of its range."""
     for what, low in (("n_trials", 1), ("workers", 1), ("epochs", 1), ("prune_startup", 0),
-                      ("prune_warmup", 0), ("seed", 0), ("max_retries", 0), ("top_k", 1),
+                      ("prune_warmup", 0), ("seed", 0), ("max_retries", 0), ("max_failures", 0),
+                      ("top_k", 1),
                       ("confirm_seeds", 1)):
         value = getattr(settings, what)
         if value is not None and value < low:

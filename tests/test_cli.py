@@ -31,8 +31,8 @@ def test_every_flag_of_run_is_in_its_help(tmp_path: Path) -> None:
     text = hpo(tmp_path, "run", "--help").stdout
     for flag in ("study", "name", "n-trials", "workers", "devices", "sampler", "pruner",
                  "prune-startup", "prune-warmup", "seed", "epochs", "timeout", "phases", "top-k",
-                 "confirm-seeds", "max-retries", "allow-duplicates", "allow-space-change",
-                 "data-dir", "data-fraction", "home", "storage"):
+                 "confirm-seeds", "max-retries", "max-failures", "allow-duplicates",
+                 "allow-space-change", "data-dir", "data-fraction", "home", "storage"):
         assert f"--{flag} " in text, flag
 
 

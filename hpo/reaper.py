@@ -1,0 +1,85 @@
+"""Closes the trials of workers that are gone, so that none stays RUNNING and no result is lost."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpo import queue
+from hpo.pool import Heard
+from hpo.space import Param
+
+if TYPE_CHECKING:
+    from storage.database import Database
+    from storage.ticket import Ticket
+
+# A reason is one line of a table; a worker's last line may be any length.
+_MAX_LAST_LINE = 300
+
+
+@dataclass(frozen=True)
+class Reaper:
+    """Looks after the tickets of one study; `say` tells the user of each trial that was lost."""
+
+    db: Database
+    name: str
+    space: Mapping[str, Param]
+    metric: str
+    max_retries: int | None
+    say: Callable[[str], None]
+
+    def bury(self, gone: Mapping[str, Any]) -> None:
+        """Close the trials of a worker by the event with which the pool told of its end."""
+        self.reap(_exit_text(gone), gone)
+
+    def reap(self, reason: str = "worker lost: its process is gone",
+             gone: Mapping[str, Any] | None = None) -> None:
+        """Close the trials of workers that are gone, and give their params back to the queue.
+
+        `gone` is the event by which the pool told of one worker's end: of the trials that it had
+        begun it may not have stored the params, nor the last one's end, and one that it had taken
+        and not begun is none the worse.
+        """
+        heard: Mapping[Any, Heard] = gone["heard"] if gone else {}
+        for ticket in queue.abandoned(self.db, self.name):
+            if gone and (ticket.host, ticket.pid) != (socket.gethostname(), gone["pid"]):
+                # What is known of another's trials comes with its own end.
+                continue
+            known, why = heard.get((ticket.study, ticket.trial_number)), reason
+            if known is not None:
+                queue.store_params(self.db, ticket, self.space, known.params)
+                if known.ending is not None and self._store_end(ticket, known):
+                    continue
+            elif gone or not queue.was_begun(self.db, ticket):
+                why = f"{queue.NOT_BEGUN}: {reason}"
+            self._close(ticket, why)
+
+    def _close(self, ticket: Ticket, why: str) -> None:
+        params = queue.stored_params(self.db, ticket, self.space)
+        if queue.close_lost(self.db, ticket, why, self.max_retries, params):
+            what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"
+            self.say(f"{queue.phase_of(ticket.study)}{what}: FAIL {why}")
+
+    def _store_end(self, ticket: Ticket, heard: Heard) -> bool:
+        """Store the end that a worker told of and could not store; False if others have."""
+        end = queue.end_from_json(heard.ending or {})
+        stored = {row.epoch for row in self.db.epochs(ticket.study, ticket.trial_number)}
+        for event in heard.epochs:
+            if event["epoch"] in stored:
+                continue
+            # JSON has no NaN.
+            metrics = {name: math.nan if value is None else value
+                       for name, value in event["metrics"].items()}
+            self.db.report(end.trial_id, ticket.study, int(ticket.trial_number or 0),
+                           event["epoch"], metrics[self.metric], metrics)
+        return self.db.end(end)
+
+
+def _exit_text(event: Mapping[str, Any]) -> str:
+    code = event["code"]
+    how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    last = (event["tail"].splitlines() or [""])[-1][:_MAX_LAST_LINE]
+    return f"worker lost: its process was {how}" + (f": {last}" if last else "")
