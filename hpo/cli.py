@@ -61,6 +61,9 @@ def _global(
 MaxFailures = Annotated[int, _option(
     "--max-failures", "Stop when that many first trials all fail for one reason; 0: never.",
     "HPO_MAX_FAILURES")]
+EpochTimeout = Annotated[float | None, _option(
+    "--epoch-timeout", "Seconds an epoch may take before its trial is ended as hung (default: 10 "
+                       "times the median epoch, at least 300).", "HPO_EPOCH_TIMEOUT")]
 
 
 @app.command()
@@ -85,6 +88,7 @@ def run(
     epochs: Epochs = None,
     timeout: Annotated[float | None, _option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
+    epoch_timeout: EpochTimeout = None,
     phases: Annotated[str | None, _option(
         "--phases", "Some of lr-range,grid,search,confirm.", "HPO_PHASES")] = None,
     top_k: Annotated[int | None, _option(
@@ -115,7 +119,8 @@ def run(
         storage=s.storage_url(storage, where), n_trials=n_trials, workers=workers, devices=devices,
         sampler=None if sampler == "grid" else sampler, pruner=pruner,
         prune_startup=prune_startup, prune_warmup=prune_warmup, seed=seed, epochs=epochs,
-        timeout_s=timeout, phases=s.parse_phases(phases, sampler), top_k=top_k,
+        timeout_s=timeout, epoch_timeout_s=epoch_timeout,
+        phases=s.parse_phases(phases, sampler), top_k=top_k,
         confirm_seeds=confirm_seeds, max_retries=max_retries, max_failures=max_failures,
         allow_duplicates=allow_duplicates,
         allow_space_change=allow_space_change, data_dir=data_dir, data_fraction=data_fraction,
@@ -128,7 +133,7 @@ def worker(
     study: Study, name: Name = None, workers: Workers = None, devices: Devices = "auto",
     timeout: Annotated[float | None, _option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
-    max_failures: MaxFailures = 5,
+    epoch_timeout: EpochTimeout = None, max_failures: MaxFailures = 5,
     data_dir: DataDir = None, home: Home = None, storage: Storage = None,
     storage_timeout: StorageTimeout = 60.0,
 ) -> int:
@@ -139,8 +144,8 @@ def worker(
     return serve(s.Settings(
         study=study, name=study if name is None else name, home=where,
         storage=s.storage_url(storage, where), workers=workers, devices=devices,
-        timeout_s=timeout, max_failures=max_failures, data_dir=data_dir,
-        storage_timeout_s=storage_timeout,
+        timeout_s=timeout, epoch_timeout_s=epoch_timeout, max_failures=max_failures,
+        data_dir=data_dir, storage_timeout_s=storage_timeout,
     ), _console())
 
 

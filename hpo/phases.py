@@ -20,6 +20,7 @@ from hpo.reaper import Reaper
 from hpo.settings import Settings
 from hpo.space import n_params_sets, params_from_json, params_to_json, space_from_json
 from hpo.studies import ensure_study
+from hpo.watch import Watch
 
 if TYPE_CHECKING:
     from storage.database import Database
@@ -68,6 +69,7 @@ class Course:
     def __post_init__(self) -> None:
         self.reaper = Reaper(self.db, self.name, space_from_json(self.spec["space"]),
                              self.spec["metric"], self.settings.max_retries, self.show.say)
+        self.watch = Watch(self.settings.epoch_timeout_s)
         self.failures = FirstFailures(self.settings.max_failures,
                                        self.settings.home / "logs" / self.name)
 
@@ -77,6 +79,18 @@ class Course:
         if event["event"] == "exit" and event["code"] != 0:
             self.reaper.bury(event)
         self.failures.hear(event)
+        self.watch.hear(member.process.pid, event, time.monotonic())
+
+    def look(self) -> None:
+        """Do what is due whether or not a worker has told of something.
+
+        Raises:
+            HpoError: the run must stop; Interrupted and TimeUp among them.
+        """
+        for pid, why in self.watch.hung(time.monotonic()).items():
+            self.pool.end(pid, why)
+        self.failures.check()
+        self.check()
 
     @property
     def name(self) -> str:
@@ -246,8 +260,7 @@ def _do(
             if not counts.get("waiting") and not counts.get("running"):
                 _hear_out(course)
                 return
-        course.failures.check()
-        course.check()
+        course.look()
 
 
 def _hear_out(course: Course) -> None:
@@ -274,8 +287,7 @@ def work_off(course: Course) -> int:
         if time.monotonic() - reaped_at > _REAP_S:
             course.reaper.reap()
             reaped_at = time.monotonic()
-        course.failures.check()
-        course.check()
+        course.look()
 
 
 def _others_ended(course: Course, study: str, kind: str) -> int:

@@ -30,6 +30,8 @@ _CHILD = ("import json, os, sys; sys.path[:] = json.loads(os.environ.pop('HPO_SY
 # Workers that die one after another without ending a trial are a fault of the machine or the
 # module, and starting more of them only hides it.
 _MAX_DEATHS = 5
+# A worker that is asked where it is has this long to say so.
+_STACK_S = 0.3
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Member:
     buffer: LineBuffer = field(default_factory=LineBuffer)
     # Of its trials whose ends are not stored, by study and number.
     trials: dict[tuple[Any, Any], Heard] = field(default_factory=dict)
+    # Why the parent has ended it.
+    why: str | None = None
 
     def tail(self, n_lines: int = 12) -> str:
         """Return the last lines that the worker printed outside of a trial."""
@@ -170,7 +174,8 @@ class Pool:
     def poll(self, timeout_s: float) -> list[tuple[Member, dict[str, Any]]]:
         """Return the events that came in, waiting at most `timeout_s` for the first.
 
-        The end of a worker comes as an event `exit` with its pid and code, what was `heard` of
+        The end of a worker comes as an event `exit` with its pid and code, `why` the parent has
+        ended it if it has, what was `heard` of
         its trials by study and number, and the tail of what it printed; a worker that ended
         while there is work is replaced.
 
@@ -220,7 +225,7 @@ class Pool:
             code = member.process.wait()
         _kill_group(member.process.pid)
         event = {"event": "exit", "code": code, "heard": member.trials, "tail": member.tail(),
-                 "pid": member.process.pid}
+                 "pid": member.process.pid, "why": member.why}
         member.output.close()
         self._close_stdin(member)
         self.members.pop(member.slot.index, None)
@@ -256,6 +261,18 @@ class Pool:
                 self.kill()
             events += self.poll(max(0.05, min(left, 1.0)))
         return events
+
+    def end(self, pid: int, why: str) -> None:
+        """Kill a worker that has got stuck, for a reason that its `exit` event gives.
+
+        Before, it is asked to write into its trial's log where it is.
+        """
+        for member in self.members.values():
+            if member.process.pid == pid and member.why is None:
+                member.why = why
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(_STACK_S)
+                _kill_group(pid)
 
     def kill(self) -> None:
         """Kill every worker, and what each has started, at once."""

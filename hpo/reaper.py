@@ -33,15 +33,15 @@ class Reaper:
 
     def bury(self, gone: Mapping[str, Any]) -> None:
         """Close the trials of a worker by the event with which the pool told of its end."""
-        self.reap(_exit_text(gone), gone)
+        self.reap(gone["why"] or _exit_text(gone), gone)
 
     def reap(self, reason: str = "worker lost: its process is gone",
              gone: Mapping[str, Any] | None = None) -> None:
         """Close the trials of workers that are gone, and give their params back to the queue.
 
         `gone` is the event by which the pool told of one worker's end: of the trials that it had
-        begun it may not have stored the params, nor the last one's end, and one that it had taken
-        and not begun is none the worse.
+        begun it may not have stored the params, the last epochs and the end, and one that it had
+        taken and not begun is none the worse.
         """
         heard: Mapping[Any, Heard] = gone["heard"] if gone else {}
         for ticket in queue.abandoned(self.db, self.name):
@@ -51,7 +51,9 @@ class Reaper:
             known, why = heard.get((ticket.study, ticket.trial_number)), reason
             if known is not None:
                 queue.store_params(self.db, ticket, self.space, known.params)
-                if known.ending is not None and self._store_end(ticket, known):
+                self._store_epochs(ticket, known)
+                # Else others have ended it meanwhile.
+                if known.ending is not None and self.db.end(queue.end_from_json(known.ending)):
                     continue
             elif gone or not queue.was_begun(self.db, ticket):
                 why = f"{queue.NOT_BEGUN}: {reason}"
@@ -63,19 +65,19 @@ class Reaper:
             what = "" if ticket.trial_number is None else f" trial {ticket.trial_number}"
             self.say(f"{queue.phase_of(ticket.study)}{what}: FAIL {why}")
 
-    def _store_end(self, ticket: Ticket, heard: Heard) -> bool:
-        """Store the end that a worker told of and could not store; False if others have."""
-        end = queue.end_from_json(heard.ending or {})
-        stored = {row.epoch for row in self.db.epochs(ticket.study, ticket.trial_number)}
+    def _store_epochs(self, ticket: Ticket, heard: Heard) -> None:
+        """Store the epochs that a worker told of and had not stored: the last 250 ms of them."""
+        trial_id, number = ticket.trial_id, ticket.trial_number
+        if trial_id is None or number is None or not heard.epochs:
+            return
+        stored = {row.epoch for row in self.db.epochs(ticket.study, number)}
         for event in heard.epochs:
-            if event["epoch"] in stored:
-                continue
-            # JSON has no NaN.
-            metrics = {name: math.nan if value is None else value
-                       for name, value in event["metrics"].items()}
-            self.db.report(end.trial_id, ticket.study, int(ticket.trial_number or 0),
-                           event["epoch"], metrics[self.metric], metrics)
-        return self.db.end(end)
+            if event["epoch"] not in stored:
+                # JSON has no NaN.
+                metrics = {name: math.nan if value is None else value
+                           for name, value in event["metrics"].items()}
+                self.db.report(trial_id, ticket.study, number, event["epoch"],
+                               metrics[self.metric], metrics)
 
 
 def _exit_text(event: Mapping[str, Any]) -> str:

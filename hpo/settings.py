@@ -61,6 +61,7 @@ class Settings:
     seed: int | None = None
     epochs: int | None = None
     timeout_s: float | None = None
+    epoch_timeout_s: float | None = None
     storage_timeout_s: float = 60.0
     phases: tuple[str, ...] = PHASES
     max_retries: int | None = None
@@ -202,6 +203,9 @@ def check(settings: Settings) -> None:
             raise InputError(f"{flag(what)} must be at least {low}, got {value}")
     if settings.timeout_s is not None and not settings.timeout_s > 0:
         raise InputError(f"--timeout must be above 0 seconds, got {settings.timeout_s:g}")
+    if settings.epoch_timeout_s is not None and not settings.epoch_timeout_s > 0:
+        raise InputError("--epoch-timeout must be above 0 seconds, got "
+                         f"{settings.epoch_timeout_s:g}")
     if not settings.storage_timeout_s > 0:
         raise InputError("--storage-timeout must be above 0 seconds, got "
                          f"{settings.storage_timeout_s:g}")

@@ -6,6 +6,7 @@ from trial to trial: torch is imported once, the data stays loaded.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import queue
@@ -160,6 +161,8 @@ def main() -> int:
     # The parent decides what Ctrl-C means; the terminal sends it to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # The parent asks a worker that has got stuck where it is; the answer goes to the trial's log.
+    faulthandler.register(signal.SIGUSR1)
     # A forked loader process would inherit CUDA's state and this process's threads.
     multiprocessing.set_start_method("forkserver", force=True)
     multiprocessing.set_forkserver_preload(["torch"])

@@ -30,9 +30,10 @@ def test_help_lists_every_command_and_loads_neither_torch_nor_optuna(tmp_path: P
 def test_every_flag_of_run_is_in_its_help(tmp_path: Path) -> None:
     text = hpo(tmp_path, "run", "--help").stdout
     for flag in ("study", "name", "n-trials", "workers", "devices", "sampler", "pruner",
-                 "prune-startup", "prune-warmup", "seed", "epochs", "timeout", "phases", "top-k",
-                 "confirm-seeds", "max-retries", "max-failures", "allow-duplicates",
-                 "allow-space-change", "data-dir", "data-fraction", "home", "storage"):
+                 "prune-startup", "prune-warmup", "seed", "epochs", "timeout",
+                 "epoch-timeout", "phases", "top-k", "confirm-seeds", "max-retries",
+                 "max-failures", "allow-duplicates", "allow-space-change", "data-dir",
+                 "data-fraction", "home", "storage"):
         assert f"--{flag} " in text, flag
 
 

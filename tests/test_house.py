@@ -22,7 +22,7 @@ FLOORS = [
     ["hpo.launch"],
     ["hpo.ask"],
     ["hpo.phases"],
-    ["hpo.confirm", "hpo.display", "hpo.reaper"],
+    ["hpo.confirm", "hpo.display", "hpo.reaper", "hpo.watch"],
     ["hpo.pool"],
     ["hpo.worker"],
     ["hpo.rehearsal"],
