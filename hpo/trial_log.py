@@ -7,13 +7,16 @@ a millisecond. So the next file is made while a trial runs, and takes its name w
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpo.queue import is_gone, owner_token
+
+# Before the name of the process that made it.
+_NEXT = ".next-"
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
@@ -22,7 +25,7 @@ class TrialLogs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._mine = f".next-{socket.gethostname()}-{os.getpid()}"
+        self._mine = _NEXT + owner_token()
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="next-log")
         self._next: Future[int] | None = None
         self._sweep()
@@ -86,18 +89,6 @@ class TrialLogs:
 
     def _sweep(self) -> None:
         """Remove what workers of this host left that were killed."""
-        ours = f".next-{socket.gethostname()}-"
-        for left in self._folder.glob(f"{ours}*"):
-            pid = left.name.removeprefix(ours)
-            if pid.isdecimal() and not _lives(int(pid)):
+        for left in self._folder.glob(f"{_NEXT}*"):
+            if is_gone(left.name.removeprefix(_NEXT)):
                 left.unlink(missing_ok=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()

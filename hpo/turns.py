@@ -185,7 +185,7 @@ class _Ahead:
     def take(self) -> Claim | None:
         """Hand over the ticket that is held, once all jobs are done."""
         with self._turn:
-            self._turn.wait_for(lambda: not self._jobs)
+            self.settle()
             held, self._held = self._held, None
         return held
 

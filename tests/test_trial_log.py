@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpo.queue import owner_token
 from hpo.trial_log import TrialLogs
 
 
@@ -63,8 +64,8 @@ def test_a_file_made_beforehand_that_somebody_deletes_is_not_missed(tmp_path: Pa
 def test_what_killed_workers_left_is_swept_and_others_files_stay(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = [f".next-{socket.gethostname()}-{gone.pid}", f".next-{socket.gethostname()}-1",
-            f".next-other-host-{gone.pid}"]
+    left = [f".next-{socket.gethostname()}|{gone.pid}|12345", f".next-{owner_token()}",
+            f".next-other-host|{gone.pid}|12345"]
     for name in left:
         (tmp_path / name).touch()
     TrialLogs(tmp_path).close()
