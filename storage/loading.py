@@ -107,7 +107,8 @@ def load(connection: Connection, study_id: int, found: Sequence[Head]) -> list[F
         source.fill_params(trials)
         source.fill_values(trials)
         for trial_id, step, number, special in source.rows(
-            rows.reports, "step", "intermediate_value", "intermediate_value_type"
+            rows.reports, "step", "intermediate_value", "intermediate_value_type",
+            order=("trial_id", "step"),
         ):
             # Of a range, another study's trial may have come in since its trials were counted.
             if trial_id in trials:
@@ -166,7 +167,7 @@ class _Source:
     def fill_params(self, trials: dict[int, FrozenTrial]) -> None:
         # Optuna keeps the order in which the params were suggested.
         found = self.rows(rows.params, "param_name", "param_value", "distribution_json",
-                          order="param_id")
+                          order=("param_id",))
         kinds: dict[str, tuple[BaseDistribution, Callable[[float], Any] | None]] = {}
         for trial_id, name, value, text in found:
             known = kinds.get(text)
@@ -180,7 +181,7 @@ class _Source:
             trial._distributions[name] = known[0]
 
     def fill_values(self, trials: dict[int, FrozenTrial]) -> None:
-        found = self.rows(rows.values, "value", "value_type", order="objective")
+        found = self.rows(rows.values, "value", "value_type", order=("objective",))
         for trial_id, number, special in found:
             trial = trials.get(trial_id)
             if trial is None:
@@ -191,7 +192,7 @@ class _Source:
             else:
                 trial._values.append(number)
 
-    def rows(self, table: Table, *names: str, order: str | None = None) -> Sequence[Any]:
+    def rows(self, table: Table, *names: str, order: tuple[str, ...] = ()) -> Sequence[Any]:
         """Return the trial ids and the named columns of a table's rows."""
         if len(self._ids) <= MOST_IDS:
             return _raw(self._connection, _by_ids(table, names, order), {"ids": self._ids})
@@ -205,23 +206,24 @@ class _Source:
 
 
 @lru_cache
-def _by_ids(table: Table, names: tuple[str, ...], order: str | None) -> Any:
+def _by_ids(table: Table, names: tuple[str, ...], order: tuple[str, ...]) -> Any:
     ids = table.c.trial_id.in_(bindparam("ids", expanding=True))
     return _of_trials(table, names, order).where(ids)
 
 
 @lru_cache
-def _by_range(table: Table, names: tuple[str, ...], order: str | None, alone: bool) -> Any:
+def _by_range(table: Table, names: tuple[str, ...], order: tuple[str, ...], alone: bool) -> Any:
     query = _of_trials(table, names, order).where(_between(table))
     if alone:
         return query
     return query.join(rows.trials, rows.trials.c.trial_id == table.c.trial_id).where(_in_study)
 
 
-def _of_trials(table: Table, names: tuple[str, ...], order: str | None) -> Any:
+def _of_trials(table: Table, names: tuple[str, ...], order: tuple[str, ...]) -> Any:
     columns = [type_coerce(table.c[name], null().type) for name in names]
     query = select(table.c.trial_id, *columns)
-    return query if order is None else query.order_by(table.c[order])
+    # A row that was written again may lie behind later ones.
+    return query.order_by(*(table.c[name] for name in order)) if order else query
 
 
 def _between(table: Table) -> Any:

@@ -306,6 +306,25 @@ def test_a_study_made_again_by_stock_optuna_under_the_old_id_shows_no_old_trial(
         stock.delete_study(study_id)
 
 
+def test_reports_come_in_the_order_of_their_steps_although_one_was_written_again(
+    db: Database, ready_url: str
+) -> None:
+    """What a server's crash left unclear is written again, and lies behind later rows then."""
+    study_id = db.studies.create_new_study([StudyDirection.MAXIMIZE], "s")
+    trial_id = db.studies.create_new_trial(study_id)
+    for step in range(4):
+        db.studies.set_trial_intermediate_value(trial_id, step, float(step))
+    db.studies.flush()
+    db.studies.set_trial_intermediate_value(trial_id, 0, 0.0)
+    db.studies.flush()
+    with db.engine.begin() as connection:
+        # A server that knows how few rows there are takes them as they lie.
+        connection.exec_driver_sql("ANALYZE trial_intermediate_values")
+    other = Database(ready_url)
+    assert list(other.studies.get_trial(trial_id).intermediate_values) == [0, 1, 2, 3]
+    other.close()
+
+
 def test_study_names_of_200_characters_and_any_script_are_found_again(db: Database) -> None:
     """C08, with the longest phase behind it."""
     for name in ("naive-学習", "a b'\"", "学" * 200):
