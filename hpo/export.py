@@ -169,7 +169,7 @@ def _score(
     folder: Path, checkpoint: Path, row: Mapping[str, Any], chosen: Mapping[str, Any], run: Run
 ) -> dict[str, float]:
     """Score the model that the exported files give back, on the validation split."""
-    from hpo.train.loop import score
+    from hpo.train.scoring import score
 
     spec = discover.load(row["module"])
     assert spec.build is not None
@@ -182,8 +182,8 @@ def _loaded_again(folder: Path, recipe: Any) -> Any:
     import torch
 
     from hpo.train.checkpoint import load_export
-    from hpo.train.loop import own_model
     from hpo.train.models import ModelSpec
+    from hpo.train.scoring import own_model
 
     if isinstance(recipe.model, ModelSpec):
         return load_export(folder)

@@ -295,7 +295,7 @@ class Tasks:
                 self.spec.build(run, **params), run).to_json())  # type: ignore[misc]
 
     def _score(self, claim: Claim) -> bool:
-        from hpo.train.loop import score
+        from hpo.train.scoring import score
 
         ticket = claim.ticket
         with self.logs.to(self._log_path("confirm", f"score-{ticket.idx}.log")):

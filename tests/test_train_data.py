@@ -25,7 +25,8 @@ from hpo.train import (
     tensors,
 )
 from hpo.train.loaded import load, moments
-from hpo.train.loop import Trainer, prepare, score
+from hpo.train.loop import Trainer, prepare
+from hpo.train.scoring import score
 from hpo.train.split import keep_fraction, stratified
 
 

@@ -30,7 +30,8 @@ from hpo.train import (
     tensors,
 )
 from hpo.train import checkpoint as files
-from hpo.train.loop import METRICS, Trainer, prepare, score
+from hpo.train.loop import METRICS, Trainer, prepare
+from hpo.train.scoring import score
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,115 @@
+"""A recipe's model on its device, and what it scores on a split."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hpo.errors import DataError, InputError
+from hpo.train import checkpoint
+from hpo.train.feed import Feed
+from hpo.train.loaded import Loaded, load
+from hpo.train.losses import CrossEntropy
+from hpo.train.models import ModelSpec
+from hpo.train.randomness import PrivateRandom
+from hpo.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from hpo.spec import Run
+
+
+def device_of(run: Run) -> torch.device:
+    """Return a run's device.
+
+    Raises:
+        InputError: if it asks for CUDA where there is none.
+    """
+    device = torch.device(run.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device '{run.device}': torch {torch.__version__} finds no CUDA device "
+                         f"here; use --devices cpu, or install a CUDA build of torch")
+    if device.type not in ("cuda", "cpu"):
+        raise InputError(f"device '{run.device}': must be 'cpu' or 'cuda'")
+    return device
+
+
+def make_model(recipe: Recipe, data: Loaded, device: torch.device) -> nn.Module:
+    """Return a new module of a recipe on the device; a ready module is copied."""
+    given: Any = recipe.model
+    model = (given.make(data.image_shape, data.n_classes) if isinstance(given, ModelSpec)
+             else own_model(given))
+    return placed(model, data, device)
+
+
+def own_model(given: Any) -> nn.Module:
+    """Return a new module of the user's own: a copy of a ready one, or what a function makes."""
+    model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Recipe.model: must give a torch module, got {type(model).__name__}")
+    return model
+
+
+def placed(model: nn.Module, data: Loaded, device: torch.device) -> nn.Module:
+    """Return a module on the device, in the memory layout that its inputs are fastest in."""
+    model = model.to(device)
+    # Faster on the CPU too: a small CNN's epoch takes 20 to 30 % less on one thread.
+    return model.to(memory_format=torch.channels_last) if len(data.image_shape) == 3 else model
+
+
+def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which a device computes scores: bf16 on CUDA."""
+    if device.type == "cuda":
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, data: Loaded, feed: Feed, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Return the summed loss and the number of right answers, both still on the device."""
+    model.eval()
+    loss_of = cross_entropy if isinstance(recipe.loss, CrossEntropy) else recipe.loss
+    size = recipe.eval_batch_size
+    losses, rights = [], []
+    for images, labels in feed.batches(None, size, math.ceil(len(feed) / size)):
+        with autocast(labels.device):
+            scores = model(data.normalised(images, ready=feed.ready))
+        scores = scores.float()
+        losses.append(loss_of(scores, labels).double() * len(labels))
+        rights.append((scores.argmax(1) == labels).sum())
+    return torch.stack(losses).sum(), torch.stack(rights).sum().double()
+
+
+def score(recipe: Recipe, run: Run, path: Path, split: Literal["val", "test"],
+          model: nn.Module | None = None) -> dict[str, float]:
+    """Return `<split>_loss` and `<split>_accuracy` of a checkpoint, or of a model made from it.
+
+    Raises:
+        DataError: if there is no such split, or the data are not those of the checkpoint.
+    """
+    device = device_of(run)
+    entry = checkpoint.read(path)
+    data = load(recipe, run, device)
+    try:
+        feed = {"val": data.val, "test": data.test}[split]
+        if feed is None or not len(feed):
+            raise DataError(f"{recipe.data.name}: no {split} split to score on")
+        if entry["fingerprint"] != data.fingerprint:
+            raise DataError(f"checkpoint {path}: was trained on other data "
+                            f"({entry['fingerprint']}) than are there now ({data.fingerprint})")
+        with PrivateRandom(run.seed, device):
+            if model is None:
+                model = make_model(recipe, data, device)
+                model.load_state_dict(entry["model"])
+            model = placed(model, data, device)
+            loss, n_right = evaluate(model, data, feed, recipe)
+        return {f"{split}_loss": float(loss) / len(feed),
+                f"{split}_accuracy": float(n_right) / len(feed)}
+    finally:
+        data.close()
