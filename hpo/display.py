@@ -148,8 +148,9 @@ class Display:
         else:
             said = f"{event['state']} {event['reason']}"
         back = ", goes back on the queue" if event.get("back") else ""
+        begun = f", from epoch {n} on" if (n := event.get("n_taken_over")) else ""
         best = "" if phase.best is None else f", best {phase.best:.4g} (trial {phase.best_trial})"
-        return f"{what}: {said}{back} in {event['duration_s']:.1f} s{best}"
+        return f"{what}: {said}{back} in {event['duration_s']:.1f} s{begun}{best}"
 
     def close(self) -> None:
         """Leave the screen in order."""

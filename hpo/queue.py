@@ -18,13 +18,15 @@ from hpo.space import Param, params_from_json, params_key, params_to_json
 
 if TYPE_CHECKING:
     from storage.database import Database
-    from storage.ending import TrialEnd
+    from storage.ending import Back, TrialEnd
     from storage.ticket import NewTicket, Ticket
 
 # Score tickets stand in the confirm study behind its trials, this far from their confirm ticket.
 SCORE_OFFSET = 100_000
 # A worker lost by no fault of the params is worth one more try; the objective's own error is not.
 _DEFAULT_RETRIES = {"worker lost": 1}
+# Of a ticket that is tried again because its batch did not fit, and of its trial.
+MICRO_BATCH = "micro_batch_size"
 # The reason of a trial whose ticket was taken, and no more.
 NOT_BEGUN = "interrupted: before its first epoch"
 # Renewed at a third of this; a ticket of a worker that vanished is free again after it.
@@ -95,17 +97,22 @@ def search_items(n: int, seed: int, taken: Collection[int] = ()) -> list[NewTick
 
 def back_after(
     kind: str, reason: str, ticket: Ticket, params: Mapping[str, Any] | None,
-    max_retries: int | None,
-) -> tuple[str, dict[str, Any] | None, bool] | None:
-    """Return how a failed ticket goes back on the queue: cause, params, counted; or None.
+    max_retries: int | None, micro_batch_size: int | None = None,
+) -> Back | None:
+    """Return how a failed ticket goes back on the queue, or None.
 
-    A ticket that was interrupted always goes back and is not counted as a retry.
+    A ticket that was interrupted always goes back and is not counted as a retry; nor is one whose
+    batch did not fit, which is tried once more with `micro_batch_size` rows at once.
     """
+    from storage.ending import Back
+
     kept = None if params is None else params_to_json(params)
     if kind == "interrupted":
-        return reason, kept, False
+        return Back(reason, kept, False)
+    if kind == "oom" and micro_batch_size and MICRO_BATCH not in ticket.payload:
+        return Back(reason, kept, False, {MICRO_BATCH: micro_batch_size})
     allowed = _DEFAULT_RETRIES.get(kind, 0) if max_retries is None else max_retries
-    return (reason, kept, True) if ticket.attempt < allowed else None
+    return Back(reason, kept, True) if ticket.attempt < allowed else None
 
 
 def was_begun(db: Database, ticket: Ticket) -> bool:
@@ -130,7 +137,7 @@ def close_lost(
     back = back_after(kind, reason, ticket, params, max_retries)
     if ticket.trial_id is None:
         if back is not None:
-            return db.tickets.give_back(ticket.id, ticket.owner, reason, count=back[2])
+            return db.tickets.give_back(ticket.id, ticket.owner, reason, count=back.count)
         return db.tickets.finish(ticket.id, ticket.owner, "failed", reason)
     attrs = {"reason": reason, "ticket": ticket.idx, **retry_attrs(db, ticket)}
     # A worker that lives may renew its lease in this very moment; then the ticket stays its own.

@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from hpo.attempt import make_run
 from hpo.drive import BadMetrics, Goal, checked
 from hpo.spec import StudySpec
-from hpo.tasks import finite, make_run
+from hpo.tasks import finite
 
 
 def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,9 @@ class Trial:
 
     @property
     def n_epochs(self) -> int:
-        """Epochs this trial has spent, however it ended."""
-        return max(len(self.curve), int(self.attrs.get("n_epochs") or 0))
+        """Epochs this trial has spent, however it ended; those of earlier tries are theirs."""
+        n_epochs = max(len(self.curve), int(self.attrs.get("n_epochs") or 0))
+        return n_epochs - int(self.attrs.get("n_epochs_taken_over") or 0)
 
     @property
     def score(self) -> float | None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import json
-import random
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.attempt import Attempt, make_run
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
 from hpo.kept import Checkpoints
-from hpo.queue import back_after, end_to_json, owner_token, phase_of, retry_attrs
+from hpo.queue import MICRO_BATCH, back_after, end_to_json, owner_token, phase_of
 from hpo.search import BLIND, draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
-from hpo.spec import Run, StudySpec
+from hpo.spec import StudySpec
+from hpo.states import StateWriter
 from hpo.trial_log import TrialLogs
 from hpo.turns import SHORT_S, Turns
 
@@ -33,22 +33,6 @@ if TYPE_CHECKING:
 
 # To look for freed memory takes milliseconds in a large process.
 _TRIM_EVERY_S = 1.0
-
-
-def make_run(order: dict[str, Any], seed: int, folder: Path) -> Run:
-    """Return the `Run` that a recipe or objective is given, with the global generators seeded.
-
-    A module made in `build`, or a loop of the user's own, draws from them.
-    """
-    random.seed(seed)
-    for library in ("numpy.random", "torch"):
-        # What the study has not loaded, it cannot draw from.
-        if module := sys.modules.get(library):
-            (module.manual_seed if library == "torch" else module.seed)(seed % 2**32)
-    data_dir = order.get("data_dir")
-    return Run(epochs=int(order["epochs"]), seed=seed, device=order["device"], dir=folder,
-               data_dir=Path(data_dir) if data_dir else None,
-               data_fraction=float(order["data_fraction"]))
 
 
 class Tasks:
@@ -66,6 +50,7 @@ class Tasks:
         self.db = Database(order["storage"], order["storage_timeout_s"])
         self.kept = Checkpoints(self.db, self.home, order["name"], order["top_k"], self.goal)
         self.logs = TrialLogs(self.home / "logs" / order["name"])
+        self.states = StateWriter()
         self._studies: dict[str, Study] = {}
         self._trim = Trim()
         self.turns = Turns(self.db, order, self.owner)
@@ -80,6 +65,7 @@ class Tasks:
             self.turns.close()
         finally:
             self.logs.close()
+            self.states.close()
             self.db.close()
 
     def run(self, claim: Claim) -> bool:
@@ -133,7 +119,8 @@ class Tasks:
         assert trial_id is not None and number is not None
         began_at, started = datetime.now(UTC), time.monotonic()
         params: dict[str, Any] | None = None
-        trainer: list[Any] = []
+        attempt = Attempt(self.spec, self.order, self.db, claim, self.kept, self.states,
+                          lambda text: self._note(claim, text))
         # Without it the parent holds a trial for one that was taken ahead and not begun.
         self._say("draw", claim)
         with self.logs.to(self._log_path(phase_of(ticket.study), f"{number}.log")):
@@ -143,66 +130,62 @@ class Tasks:
                 # The parent knows the params then, should this process die before it wrote them.
                 self._say("begin", claim, params=params_to_json(params))
                 print(f"trial {number} of {ticket.study}: {params}", flush=True)
-                ending = self._drive(claim, study, params, trainer)
+                ending = self._drive(claim, study, params, attempt)
             except (ValueError, ArithmeticError, TypeError, KeyError, RuntimeError) as error:
                 # A sampler or a distribution that refuses its input costs this trial alone.
                 ending = failure(error)
             if ending.text:
                 print(ending.text, flush=True)
             displaced: list[str] = []
-            if ending.state == "COMPLETE" and trainer:
-                displaced = self._keep_checkpoint(claim, ending, trainer[0])
-        if ending.kind == "oom":
-            ending.reason += f" (params {params})"
+            if ending.state == "COMPLETE" and attempt.trainer is not None:
+                displaced = self._keep_checkpoint(claim, ending, attempt.trainer)
         took = time.monotonic() - started
-        self._close_trial(claim, ending, params, displaced, took, began_at)
+        self._close_trial(claim, ending, params, attempt, displaced, took, began_at)
         return ending.spoiled
 
     def _drive(
-        self, claim: Claim, study: Study, params: dict[str, Any], trainer: list[Any]
+        self, claim: Claim, study: Study, params: dict[str, Any], attempt: Attempt
     ) -> Ending:
         ticket, trial_id, number = claim.ticket, claim.trial_id, claim.number
         assert trial_id is not None and number is not None
         prunes = phase_of(ticket.study) == "search" and self.order["pruner"] != "none"
         is_ours = True
+        last, last_metrics = -1, {}
 
         def report(epoch: int, value: float, metrics: dict[str, float]) -> None:
-            nonlocal is_ours
+            nonlocal is_ours, last, last_metrics
+            last, last_metrics = epoch, metrics
             if not self.db.report(trial_id, ticket.study, number, epoch, value, metrics):
                 # Somebody has ended this trial; the next question, whether to stop, is yes.
                 is_ours = False
-                return
-            self._say("epoch", claim, epoch=epoch, metrics=metrics)
+            elif not attempt.is_taken_over(epoch):
+                self._say("epoch", claim, epoch=epoch, metrics=metrics)
 
         def should_stop() -> bool:
-            return not is_ours or self.stop.is_set() or self.db.studies.has_lost(ticket.id)
+            if not is_ours or self.db.studies.has_lost(ticket.id):
+                return True
+            if attempt.is_taken_over(last):
+                return self.stop.is_set()
+            attempt.after(last, last_metrics)
+            # What is trained to its end is a result.
+            if not self.stop.is_set() or attempt.is_last(last):
+                return False
+            attempt.goes_back()
+            return True
 
         def should_prune(epoch: int) -> str | None:
             if not prunes:
                 return None
             # What the pruner compares with does not depend on how fast ends are stored.
             self.turns.settle()
-            if study.pruner.prune(study, self.db.studies.known_trial(trial_id)):
+            is_bad = study.pruner.prune(study, self.db.studies.known_trial(trial_id))
+            # It was asked about the epochs of an earlier try before; a pruner may take notes.
+            if is_bad and not attempt.is_taken_over(epoch):
                 return self.order["pruner"]
             return None
 
-        return drive(lambda: self._epochs(ticket, number, params, trainer), self.goal,
-                     report=report, should_prune=should_prune,
-                     should_stop=should_stop)
-
-    def _epochs(
-        self, ticket: Ticket, number: int, params: dict[str, Any], trainer: list[Any]
-    ) -> Iterator[Any]:
-        folder = self.kept.path(phase_of(ticket.study), number).with_suffix("")
-        run = make_run(self.order, int(ticket.payload["seed"]), folder)
-        if self.spec.objective is not None:
-            return self.spec.objective(run, **params)
-        from hpo.train.loop import Trainer
-
-        assert self.spec.build is not None
-        trainer.append(Trainer(self.spec.build(run, **params), run, metric=self.goal.metric,
-                               maximize=self.goal.maximize))
-        return trainer[0].epochs()
+        return drive(lambda: attempt.epochs(params), self.goal, report=report,
+                     should_prune=should_prune, should_stop=should_stop)
 
     def _keep_checkpoint(self, claim: Claim, ending: Ending, trainer: Any) -> list[str]:
         """Write the weights of a trial among its study's best; return the files it displaces."""
@@ -211,27 +194,36 @@ class Tasks:
             return self.kept.keep(claim.ticket.study, int(claim.number or 0), ending, trainer.save)
         except OSError as error:
             # A full disk costs the weights of this trial, not its result.
-            self.channel.send("note", text=f"trial {claim.number} of {claim.ticket.study}: its "
-                                           f"checkpoint could not be written: {error}")
+            self._note(claim, f"its checkpoint could not be written: {error}")
             return []
+
+    def _note(self, claim: Claim, text: str) -> None:
+        self.channel.send("note", text=f"trial {claim.number} of {claim.ticket.study}: {text}")
 
     def _log_path(self, phase: str, file: str) -> Path:
         return self.home / "logs" / self.order["name"] / phase / file
 
     def _close_trial(
-        self, claim: Claim, ending: Ending, params: dict[str, Any] | None, displaced: list[str],
-        took: float, began_at: datetime,
+        self, claim: Claim, ending: Ending, params: dict[str, Any] | None, attempt: Attempt,
+        displaced: list[str], took: float, began_at: datetime,
     ) -> None:
         """Store the trial's end, now or while the next one runs, and take the next ticket."""
         ticket = claim.ticket
         back = None
         if ending.state == "FAIL":
             back = back_after(ending.kind, ending.reason, ticket, params,
-                              self.order["max_retries"])
+                              self.order["max_retries"], attempt.smaller_batch)
+        ending.attrs.update(attempt.attrs())
+        if ending.kind == "oom":
+            ending.reason += f" (params {params})"
+            if back is not None and back.payload is not None:
+                ending.reason += f"; tried again with {back.payload[MICRO_BATCH]} rows at once"
 
         def told(is_ours: bool) -> None:
             self.db.studies.drop_lease(ticket.id)
             self._tell_end(claim, ending, took, is_ours, back is not None)
+            if is_ours and back is None:
+                attempt.is_over()
             # Not before this trial's end is stored: else a crash now would lose both.
             for old in displaced if is_ours else ():
                 with suppress(OSError):
@@ -257,7 +249,7 @@ class Tasks:
     ) -> TrialEnd:
         from optuna.trial import TrialState
 
-        from storage.ending import Back, TrialEnd
+        from storage.ending import TrialEnd
 
         ticket, trial_id = claim.ticket, claim.trial_id
         assert trial_id is not None
@@ -265,12 +257,12 @@ class Tasks:
         attrs = {**ending.attrs, "reason": ending.reason, "seed": ticket.payload["seed"],
                  "device": self.order["device"], "worker": self.owner,
                  "duration_s": round(took, 4), "log": str(log.relative_to(self.home)),
-                 "ticket": ticket.idx, **retry_attrs(self.db, ticket)}
+                 "ticket": ticket.idx}
         for name in ("candidate", "source_trial"):
             if ticket.payload.get(name) is not None:
                 attrs[name] = ticket.payload[name]
         return TrialEnd(ticket.id, self.owner, trial_id, TrialState[ending.state], ending.value,
-                        finite(attrs), Back(*back) if back else None, began_at=began_at)
+                        finite(attrs), back, began_at=began_at)
 
     def _tell_end(
         self, claim: Claim, ending: Ending, took: float, is_ours: bool, is_back: bool
@@ -279,8 +271,9 @@ class Tasks:
             self._say("lost", claim, text=f"trial {claim.number} of {claim.ticket.study}: its "
                       f"lease ran out and others went on with it; this result is dropped")
             return
-        self._say("end", claim, state=ending.state, reason=ending.reason,
-                  value=ending.value, n_epochs=ending.attrs.get("n_epochs", 0),
+        n_before = ending.attrs.get("n_epochs_taken_over", 0)
+        self._say("end", claim, state=ending.state, reason=ending.reason, value=ending.value,
+                  n_epochs=ending.attrs.get("n_epochs", 0) - n_before, n_taken_over=n_before,
                   duration_s=took, back=is_back)
 
     def _sweep(self, claim: Claim) -> bool:

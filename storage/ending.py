@@ -44,11 +44,12 @@ class TicketLost(Exception):  # noqa: N818 - no fault: others went on with the t
 
 @dataclass(frozen=True)
 class Back:
-    """How a ticket goes back to the queue when its trial is lost."""
+    """How a ticket goes back to the queue when its trial is lost, and what its payload gains."""
 
     cause: str
     params: Mapping[str, Any] | None = None
     count: bool = True
+    payload: Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -167,7 +168,8 @@ class TrialEnd:
         if self.back is not None:
             parts = (self.back.cause, self.back.params, self.back.count)
             is_back = return_ticket(
-                connection, self.ticket_id, self.owner, *parts, self.expired_only, self.trial_id
+                connection, self.ticket_id, self.owner, *parts, self.expired_only, self.trial_id,
+                self.back.payload,
             )
             return lambda: is_back
         cause = str(self.user_attrs.get(REASON) or "") or None

@@ -80,14 +80,18 @@ def return_ticket(
     count: bool,
     expired_only: bool = False,
     trial_id: int | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Let a running ticket wait again within a transaction; False if the owner has lost it."""
+    """Let a running ticket wait again within a transaction; False if the owner has lost it.
+
+    `more` is added to its payload.
+    """
     mine = _hold(owner is not None, expired_only, trial_id is not None)
     key = {"ticket": ticket_id, "holder": owner, "trial": trial_id}
     row = mine.run(connection, key).one_or_none()
     if row is None:
         return False
-    payload = dict(row.payload or {})
+    payload = {**(row.payload or {}), **(more or {})}
     if row.trial_number is not None:
         payload["retry_of"] = row.trial_number
     _FREE.run(connection, {

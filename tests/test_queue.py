@@ -41,6 +41,7 @@ from hpo.studies import (
     space_changes,
 )
 from storage import Claim, Database, Ticket
+from storage.ending import Back
 
 SPACE: dict[str, Param] = {"x": Float(0.0, 1.0), "sizes": Categorical((1, 2), (3,))}
 
@@ -106,14 +107,23 @@ def test_a_failed_ticket_goes_back_as_often_as_allowed(
     db.tickets.write("s", "s", "trial", search_items(1, 0))
     ticket = replace(db.tickets.list("s")[0], attempt=attempt)
     found = back_after(kind, f"{kind}: why", ticket, {"x": 0.5}, max_retries)
-    assert found == ((f"{kind}: why", {"x": 0.5}, True) if back else None)
+    assert found == (Back(f"{kind}: why", {"x": 0.5}, True) if back else None)
 
 
 def test_an_interrupted_ticket_always_goes_back_and_is_not_counted(db: Database) -> None:
     db.tickets.write("s", "s", "trial", search_items(1, 0))
     ticket = replace(db.tickets.list("s")[0], attempt=99)
-    assert back_after("interrupted", "interrupted", ticket, None, 0) == (
+    assert back_after("interrupted", "interrupted", ticket, None, 0) == Back(
         "interrupted", None, False)
+
+
+def test_a_batch_that_does_not_fit_is_tried_once_with_half_and_not_counted(db: Database) -> None:
+    db.tickets.write("s", "s", "trial", search_items(1, 0))
+    ticket = replace(db.tickets.list("s")[0], attempt=1)
+    back = back_after("oom", "oom: why", ticket, {"x": 0.5}, 0, 64)
+    assert back == Back("oom: why", {"x": 0.5}, False, {"micro_batch_size": 64})
+    again = replace(ticket, payload={**ticket.payload, "micro_batch_size": 64})
+    assert back_after("oom", "oom: why", again, {"x": 0.5}, 0, 32) is None
 
 
 def lost_with_params(db: Database) -> tuple[Ticket, dict[str, Any] | None]:

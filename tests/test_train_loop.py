@@ -306,3 +306,26 @@ def test_a_trial_on_cuda_learns_and_scores_its_checkpoint(tmp_path, fields):
     trainer.save(tmp_path / "a.pt")
     got = score(recipe, run, tmp_path / "a.pt", "val")
     assert got["val_accuracy"] == pytest.approx(trainer.best["val_accuracy"], abs=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 20, 48, 63])
+def test_micro_batches_add_up_to_the_batch(size: int) -> None:
+    """The last batch of an epoch and parts of different sizes included; to float32's rounding."""
+    run = make_run(epochs=2)
+    fields: dict[str, Any] = {"model": MLP(hidden=16), "optimizer": AdamW(lr=1e-3)}
+    whole = numbers(Trainer(digits_recipe(**fields), run).epochs())
+    parts = numbers(Trainer(digits_recipe(**fields, micro_batch_size=size), run).epochs())
+    for one, other in zip(whole, parts, strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
+        assert other["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
+
+
+def test_micro_batches_leave_batch_norm_no_row_alone() -> None:
+    """Of 3 rows in parts of 2, one would be."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((20, 4), np.float32), np.arange(20) % 2
+    recipe = Recipe(data=tensors(x[:15], y[:15], val=(x[15:], y[15:])), optimizer=AdamW(),
+                    model=lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8),
+                                                nn.Linear(8, 2)), batch_size=3)
+    trainer = Trainer(recipe, make_run(epochs=1), micro_batch_size=2)
+    assert all(math.isfinite(epoch["train_loss"]) for epoch in trainer.epochs())

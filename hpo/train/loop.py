@@ -37,12 +37,16 @@ def n_batches(n_rows: int, batch_size: int, model: nn.Module, *, log: bool = Fal
     Batch norm has no deviation over one row. A batch size above the rows is one batch of them all.
     """
     full, rest = divmod(n_rows, batch_size)
-    if rest == 1 and full and any(isinstance(part, _BatchNorm) for part in model.modules()):
+    if rest == 1 and full and _has_batch_norm(model):
         if log:
             LOG.warning("%d rows in batches of %d leave one row, which batch norm cannot train "
                         "on: each epoch trains %d rows", n_rows, batch_size, n_rows - 1)
         return full
     return full + (rest > 0)
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(part, _BatchNorm) for part in model.modules())
 
 
 class _Best:
@@ -80,8 +84,9 @@ class _Best:
 class Trainer:
     """One trial's model, optimizer and data, trained an epoch at a time.
 
-    `metric` decides which epoch is kept. Same recipe, run and machine: same numbers, to the
-    last bit on the CPU.
+    `metric` decides which epoch is kept. `micro_batch_size` stands for the recipe's own where a
+    batch does not fit, and makes the batches of the evaluation smaller too. Same recipe, run and
+    machine: same numbers, to the last bit on the CPU.
 
     Raises:
         InputError: if the device or the metric is not there, or a part of the recipe does not fit.
@@ -89,9 +94,13 @@ class Trainer:
     """
 
     def __init__(self, recipe: Recipe, run: Run, *, metric: str = "val_accuracy",
-                 maximize: bool = True) -> None:
+                 maximize: bool = True, micro_batch_size: int | None = None) -> None:
         if metric not in METRICS:
             raise InputError(f"metric '{metric}': a recipe's epochs have {', '.join(METRICS)}")
+        self.micro_batch_size = min(
+            recipe.batch_size, micro_batch_size or recipe.micro_batch_size or recipe.batch_size)
+        share = 1.0 if micro_batch_size is None else self.micro_batch_size / recipe.batch_size
+        self._eval_batch_size = max(1, int(recipe.eval_batch_size * share))
         self.recipe, self.run, self.metric, self.maximize = recipe, run, metric, maximize
         self.device = device_of(run)
         self.data = load(recipe, run, self.device)
@@ -108,6 +117,11 @@ class Trainer:
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one epoch."""
         return n_batches(len(self.data.train), self.recipe.batch_size, self.model)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that is trained next."""
+        return self._next_epoch
 
     @property
     def best_epoch(self) -> int:
@@ -202,7 +216,8 @@ class Trainer:
     def _epoch(self, rates: list[float]) -> dict[str, float]:
         start = time.perf_counter()
         train_loss = self._train(rates)
-        val_loss, n_right = evaluate(self.model, self.data, self.data.val, self.recipe)
+        val_loss, n_right = evaluate(self.model, self.data, self.data.val, self.recipe,
+                                     self._eval_batch_size)
         n_val = len(self.data.val)
         # The epoch's only question to the device.
         numbers = torch.stack([train_loss, val_loss, n_right]).tolist()
@@ -221,16 +236,35 @@ class Trainer:
         for (images, labels), rate in zip(self.batches(size, len(rates)), rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            loss = self.loss(images, labels)
-            loss.backward()
+            losses.append(self._backward(images, labels))
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(params, clip_norm)
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(loss.detach())
             counts.append(len(labels))
         weights = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
         return torch.stack(losses).double() @ weights / sum(counts)
+
+    def _backward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Add a batch's gradient to the parameters', and return its mean loss, on the device.
+
+        Each micro-batch counts by its rows: they are of one size, or differ by one row.
+        """
+        n_parts = math.ceil(len(labels) / self.micro_batch_size)
+        if _has_batch_norm(self.model):
+            # Which has no deviation over one row.
+            n_parts = min(n_parts, len(labels) // 2)
+        if n_parts <= 1:
+            loss = self.loss(images, labels)
+            loss.backward()
+            return loss.detach()
+        whole = torch.zeros((), device=self.device)
+        parts = zip(images.tensor_split(n_parts), labels.tensor_split(n_parts), strict=True)
+        for some_images, some_labels in parts:
+            loss = self.loss(some_images, some_labels) * (len(some_labels) / len(labels))
+            loss.backward()
+            whole += loss.detach()
+        return whole
 
     def _improves(self, metrics: dict[str, float]) -> bool:
         if self._best.epoch < 0:

@@ -33,9 +33,11 @@ class Recipe:
     `data` is one of the data helpers' values (`digits(run)`, `tensors(...)`, ...). `model` is a
     model spec, a function without arguments that makes a module, or a module, which is copied and
     so never trained itself. `loss` takes class scores and labels. `augment` acts on training
-    batches in order. `clip_norm` bounds the gradient's norm. `resident` says whether the data set
-    is held on the device (None: when it fits), `n_loader_workers` how many processes read a data
-    set that is not (None: by the device and its threads).
+    batches in order. `clip_norm` bounds the gradient's norm. Of a batch `micro_batch_size` rows go
+    through the model at once (None: all of them); their gradients add up to that of the batch,
+    and only batch norm sees the difference. `resident` says whether the data set is held on the
+    device (None: when it fits), `n_loader_workers` how many processes read a data set that is not
+    (None: by the device and its threads).
 
     Raises:
         InputError: naming the first field that does not fit.
@@ -46,6 +48,7 @@ class Recipe:
     optimizer: AdamW | SGD
     schedule: Schedule = field(default_factory=OneCycle)
     batch_size: int = 128
+    micro_batch_size: int | None = None
     loss: Loss = field(default_factory=CrossEntropy)
     augment: tuple[Callable[..., Tensor], ...] = ()
     clip_norm: float | None = None
@@ -71,6 +74,8 @@ class Recipe:
         object.__setattr__(self, "augment", tuple(self.augment))
         whole("Recipe.batch_size", self.batch_size, low=1)
         whole("Recipe.eval_batch_size", self.eval_batch_size, low=1)
+        if self.micro_batch_size is not None:
+            whole("Recipe.micro_batch_size", self.micro_batch_size, low=1)
         if self.clip_norm is not None:
             number("Recipe.clip_norm", self.clip_norm, low=0.0, open_low=True)
         if self.n_loader_workers is not None:

@@ -22,7 +22,7 @@ _N_KEPT = 2
 def on_host(state: Any) -> Any:
     """Return a copy of nested state whose tensors are on the CPU and change no more."""
     if isinstance(state, Tensor):
-        return state.detach().cpu().clone()
+        return state.detach().to("cpu", copy=True)
     if isinstance(state, Mapping):
         return {key: on_host(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):

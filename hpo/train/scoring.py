@@ -71,11 +71,13 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, data: Loaded, feed: Feed, recipe: Recipe) -> tuple[Tensor, Tensor]:
+def evaluate(
+    model: nn.Module, data: Loaded, feed: Feed, recipe: Recipe, batch_size: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the summed loss and the number of right answers, both still on the device."""
     model.eval()
     loss_of = cross_entropy if isinstance(recipe.loss, CrossEntropy) else recipe.loss
-    size = recipe.eval_batch_size
+    size = batch_size or recipe.eval_batch_size
     losses, rights = [], []
     for images, labels in feed.batches(None, size, math.ceil(len(feed) / size)):
         with autocast(labels.device):

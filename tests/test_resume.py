@@ -1,0 +1,191 @@
+"""A trial that was cut off goes on in a later trial, to the last bit what it would have been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import arguments, environment, search, search_words, trials, write, write_text
+
+N_EPOCHS = 8
+# Waits after the epochs that WAIT counts up to, so that a test may cut in there.
+RECIPE = """
+    import os, pathlib, time
+    import torch
+    from torch import nn
+    from hpo import Float, StudySpec
+    from hpo.train import AdamW, Recipe, digits
+
+    HERE = pathlib.Path({here!r})
+    MOST = {most}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.2),
+                                     nn.Linear(16, 10))
+
+        def forward(self, x):
+            if self.training and len(x) > MOST:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            if not self.training and (HERE / "slow").exists():
+                time.sleep(0.4)
+            return self.net(x)
+
+    def build(run, *, lr):
+        with (HERE / "built").open("a") as file:
+            file.write(f"{{os.getpid()}}\\n")
+        return Recipe(data=digits(run), model=Net, optimizer=AdamW(lr=lr), batch_size={batch})
+
+    STUDY = StudySpec(space=dict(lr=Float(1e-3, 1e-1, log=True)), build=build,
+                      maximize="val_accuracy", epochs={epochs}, defaults=dict(lr=0.01))
+"""
+WORDS = ("--n-trials", 1, "--sampler", "random", "--pruner", "none")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder with the study `s`, whose epochs take 0.4 s while `slow` is there."""
+    write_text(tmp_path, "s", recipe(tmp_path))
+    (tmp_path / "slow").touch()
+    return tmp_path
+
+
+def recipe(folder: Path, **fields: Any) -> str:
+    return RECIPE.format(**{"here": str(folder), "most": 10**6, "batch": 128,
+                            "epochs": N_EPOCHS, **fields})
+
+
+def cut_off(folder: Path, after: int, number: int, *words: object) -> None:
+    """Search, and send a signal to the whole group once a state of so many epochs is there."""
+    process = subprocess.Popen(
+        arguments(*search_words("s", *WORDS, *words)), cwd=folder, env=environment(),
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not any(int(path.stem.split("-")[1]) >= after for path in states(folder)):
+        assert process.poll() is None and time.monotonic() < deadline, "no state was written"
+        time.sleep(0.02)
+    if number == signal.SIGKILL:
+        for pid in {process.pid, *map(int, (folder / "built").read_text().split())}:
+            try:
+                os.killpg(pid, number)
+            except ProcessLookupError:
+                pass
+    else:
+        process.send_signal(number)
+    process.wait(60)
+
+
+def states(folder: Path) -> list[Path]:
+    return sorted((folder / "hpo-runs" / "artifacts").rglob("*.state"))
+
+
+def curves(folder: Path, home: str = "hpo-runs") -> list[list[tuple[int, float]]]:
+    found = trials(folder, "s", f"sqlite:///{folder / home / 'hpo.db'}")
+    return [list(trial.intermediate_values.items()) for trial in found]
+
+
+def uninterrupted(folder: Path) -> list[tuple[int, float]]:
+    """Return the curve of the same trial, trained in one go."""
+    (folder / "slow").unlink(missing_ok=True)
+    search(folder, "s", *WORDS, "--home", "whole")
+    return curves(folder, "whole")[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_trial_that_was_stopped_or_killed_ends_as_if_nothing_had_happened(
+    folder: Path, number: int
+) -> None:
+    """It trains the missing epochs alone, says whose it took over, and leaves no state."""
+    cut_off(folder, 3, number)
+    before = trials(folder, "s")
+    (folder / "slow").unlink()
+    said = search(folder, "s", *WORDS).stdout
+    first, second = trials(folder, "s")
+    assert first.state.name == "FAIL" and second.state.name == "COMPLETE"
+    assert second.user_attrs["retry_of"] == 0 and second.params == first.params
+    n_taken_over = second.user_attrs["n_epochs_taken_over"]
+    assert 3 <= n_taken_over <= len(first.intermediate_values) < N_EPOCHS
+    if number == signal.SIGINT:
+        # The state was written as it was stopped.
+        assert n_taken_over == len(before[0].intermediate_values)
+        assert first.user_attrs["reason"].startswith("interrupted: after epoch")
+    assert f"from epoch {n_taken_over} on" in said, said
+    assert curves(folder)[1] == uninterrupted(folder)
+    assert second.user_attrs["n_epochs"] == N_EPOCHS and states(folder) == []
+
+
+def test_a_broken_newest_state_costs_an_epoch_or_two_and_not_the_trial(folder: Path) -> None:
+    cut_off(folder, 4, signal.SIGINT)
+    older, newest = states(folder)
+    newest.write_bytes(newest.read_bytes()[:1000])
+    (folder / "slow").unlink()
+    search(folder, "s", *WORDS)
+    second = trials(folder, "s")[1]
+    assert second.user_attrs["n_epochs_taken_over"] == int(older.stem.split("-")[1])
+    assert curves(folder)[1] == uninterrupted(folder)
+
+
+def test_a_state_of_another_recipe_is_refused_with_both_sides_and_the_trial_begins_anew(
+    folder: Path
+) -> None:
+    cut_off(folder, 2, signal.SIGINT)
+    write_text(folder, "s", recipe(folder, batch=64))
+    (folder / "slow").unlink()
+    said = search(folder, "s", *WORDS).stdout
+    assert "its training state is not used, the study's module has changed" in said, said
+    second = trials(folder, "s")[1]
+    assert "n_epochs_taken_over" not in second.user_attrs
+    assert curves(folder)[1] == uninterrupted(folder)
+
+
+def test_a_loop_of_the_users_own_finds_its_checkpoint_and_the_epochs_before_it(
+    tmp_path: Path
+) -> None:
+    """C10: `run.dir` is the same; the epochs that it does not train again are taken over."""
+    write(tmp_path, "s", epochs=6, body="""
+        file = run.dir / "epoch.txt"
+        begin = int(file.read_text()) if file.exists() else 0
+        with (HERE / "trained").open("a") as trained:
+            for epoch in range(begin, 6):
+                print(epoch, file=trained, flush=True)
+                if epoch == 3 and not begin:
+                    os.kill(os.getpid(), 9)
+                file.write_text(str(epoch + 1))
+                yield {"epoch": epoch, "loss": x + epoch}
+                time.sleep(0.3)
+    """)
+    search(tmp_path, "s", "--n-trials", 1)
+    assert (tmp_path / "trained").read_text().split() == list("0123345")
+    first, second = trials(tmp_path, "s")
+    assert first.user_attrs["reason"].startswith("worker lost")
+    assert list(first.intermediate_values) == [0, 1, 2]
+    x = second.params["x"]
+    assert second.intermediate_values == {epoch: x + epoch for epoch in range(6)}
+    assert second.user_attrs["n_epochs_taken_over"] == 3 and second.value == x
+
+
+def test_a_batch_that_does_not_fit_is_tried_once_more_in_two_parts(tmp_path: Path) -> None:
+    """With the same effective batch; both the trial and the one before it say so."""
+    write_text(tmp_path, "s", recipe(tmp_path, most=64, epochs=2))
+    search(tmp_path, "s", *WORDS)
+    first, second = trials(tmp_path, "s")
+    assert first.state.name == "FAIL" and second.state.name == "COMPLETE"
+    assert first.user_attrs["reason"].startswith("oom: OutOfMemoryError: CUDA out of memory")
+    assert first.user_attrs["reason"].endswith("; tried again with 64 rows at once")
+    assert second.user_attrs["micro_batch_size"] == 64 and second.params == first.params
+    assert first.user_attrs["worker"] != second.user_attrs["worker"]
+
+
+def test_a_batch_that_does_not_fit_in_two_parts_either_fails(tmp_path: Path) -> None:
+    write_text(tmp_path, "s", recipe(tmp_path, most=32, epochs=2))
+    search(tmp_path, "s", *WORDS, code=3)
+    found = trials(tmp_path, "s")
+    assert [trial.state.name for trial in found] == ["FAIL", "FAIL"]
+    assert found[1].user_attrs["reason"].startswith("oom: ")
+    assert "tried again" not in found[1].user_attrs["reason"]
