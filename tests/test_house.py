@@ -18,7 +18,7 @@ FLOORS = [
     ["search_spaces"],
     ["hpo.__main__"],
     ["hpo.cli"],
-    ["hpo.trial_run", "hpo.export"],
+    ["hpo.trial_run", "hpo.export", "hpo.status"],
     ["hpo.launch"],
     ["hpo.ask"],
     ["hpo.phases"],
