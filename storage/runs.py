@@ -60,12 +60,17 @@ class Runs:
         seen = {"name": name, "host": host, "pid": pid, "device": device, "seen_s": now_s()}
         self._upsert(workers, row, {**seen, "data": dict(data or {})})
 
-    def workers(self, name: str, within_s: float | None = None) -> Sequence[dict[str, Any]]:
-        """Return the workers of a study, or those that were seen within the last seconds."""
-        where = workers.c.name == name
-        if within_s is not None:
-            where &= workers.c.seen_s >= now_s() - within_s
-        return [_whole(row) for row in self._read(workers, where, workers.c.started_at)]
+    def seen(self, name: str, within_s: float) -> Sequence[tuple[dict[str, Any], float]]:
+        """Return the workers of a study that told of themselves within the last seconds.
+
+        Returns: the row of each, and how many seconds ago that was by the database's clock.
+        """
+        ago_s = (now_s() - workers.c.seen_s).label("ago_s")
+        where = (workers.c.name == name) & (workers.c.seen_s >= now_s() - within_s)
+        query = select(ago_s, *workers.c).where(where).order_by(workers.c.started_at)
+        found = self._link.read(lambda c: [dict(row._mapping) for row in c.execute(query)])
+        return [(_whole({k: v for k, v in row.items() if k != "ago_s"}), row["ago_s"])
+                for row in found]
 
     def worker(self, owner: str) -> dict[str, Any] | None:
         """Return the row of one worker, also of one that has ended."""

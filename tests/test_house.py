@@ -27,7 +27,7 @@ FLOORS = [
     ["hpo.worker"],
     ["hpo.rehearsal"],
     ["hpo.tasks"],
-    ["hpo.kept", "hpo.turns", "hpo.first_failures", "hpo.presence"],
+    ["hpo.kept", "hpo.turns", "hpo.first_failures", "hpo.presence", "hpo.alive"],
     ["hpo.drive", "hpo.search", "hpo.studies", "hpo.channel", "hpo.trial_log"],
     ["hpo.queue", "hpo.samplers", "hpo.tpe", "hpo.pruners"],
     ["hpo.baselines"],
