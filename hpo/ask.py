@@ -1,4 +1,4 @@
-"""Questions about studies: where one stands, its best, its report, the registry.
+"""Questions about studies: the best of one, its report, the registry.
 
 They read the database and load no torch.
 """
@@ -43,57 +43,28 @@ def opened(home: Path, storage: str | None) -> Iterator[Database]:
         db.close()
 
 
-def _collected(db: Database, study: str) -> Results:
+def collected(db: Database, study: str) -> Results:
+    """Read a study with all its phases.
+
+    Raises:
+        NoResult: for a study that is not in the database.
+    """
     from hpo import results
 
     require(db, study)
     return results.collect(db, study)
 
 
-def _say(console: Console, text: str) -> None:
+def say(console: Console, text: str) -> None:
+    """Print a text as it stands: no markup, no line breaks of the terminal's."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_json(data: Any) -> None:
+def print_json(data: Any) -> None:
+    """Print data as strict JSON, which has neither NaN nor infinity."""
     from hpo.report import strict
 
     print(json.dumps(strict(data), allow_nan=False, ensure_ascii=False))
-
-
-def status(study: str, home: Path, storage: str | None, console: Console, *, as_json: bool) -> int:
-    """Print a study's phases: trials by state, tickets to come, and why trials ended early."""
-    with opened(home, storage) as db:
-        found = _collected(db, study)
-        tickets = {name: db.tickets.counts(phase.study) for name, phase in found.phases.items()}
-    if as_json:
-        _print_json({"study": study, "metric": found.metric,
-                     "direction": "maximize" if found.maximize else "minimize",
-                     "phases": {name: {**_phase_json(found, name), "tickets": tickets[name]}
-                                for name in found.phases}})
-        return 0
-    _say(console, f"study {study}: {'maximize' if found.maximize else 'minimize'} {found.metric}")
-    for name, phase in found.phases.items():
-        to_come = tickets[name].get("waiting", 0) + tickets[name].get("running", 0)
-        states = ", ".join(f"{n} {state}" for state, n in phase.states().items()) \
-            or ("no pick" if name == "lr-range" and found.no_pick else "no trial")
-        _say(console, f"  {name:<9} {states}" + (f", {to_come} to come" if to_come else ""))
-        for reason, n in _reasons(found, name).items():
-            _say(console, f"            {n} x {reason}")
-    return 0
-
-
-def _phase_json(found: Results, name: str) -> dict[str, Any]:
-    phase = found.phases[name]
-    return {"study": phase.study, "states": phase.states(), "reasons": _reasons(found, name),
-            "trials": [{"number": t.number, "state": t.state, "value": t.value,
-                        "params": t.params, "reason": t.reason} for t in phase.trials]}
-
-
-def _reasons(found: Results, name: str) -> dict[str, int]:
-    """Return how often each reason ended a trial; an epoch's number makes no new reason."""
-    short = (f"{t.state} {t.reason.split(' at epoch')[0].splitlines()[0][:200]}"
-             for t in found.phases[name].trials if t.reason)
-    return dict(Counter(short).most_common())
 
 
 def best(
@@ -107,21 +78,21 @@ def best(
     if rank < 1:
         raise InputError(f"--rank must be at least 1, got {rank}")
     with opened(home, storage) as db:
-        found = _collected(db, study)
+        found = collected(db, study)
         rows = registered(db, study, "search")
     data = _registered_best(rows, rank, home) if rows else _best_trial(found, rank, home)
     if as_json:
-        _print_json({"study": study, **data})
+        print_json({"study": study, **data})
         return 0
     params = ", ".join(f"{name}={value!r}" for name, value in data["params"].items())
-    _say(console, f"{study}: trial {data['trial']}: {params}")
+    say(console, f"{study}: trial {data['trial']}: {params}")
     if data["confirmed"]:
-        _say(console, f"  {found.metric} {_mean(data['val_mean'], data['val_sd'])} on seeds "
+        say(console, f"  {found.metric} {_mean(data['val_mean'], data['val_sd'])} on seeds "
                       f"{', '.join(map(str, data['seeds']))}, {found.test_metric} "
                       f"{_mean(data['test_mean'], data['test_sd'])}")
     else:
-        _say(console, f"  {found.metric} {data['value']!r}, not confirmed on fresh seeds yet")
-    _say(console, f"  checkpoint: {data['checkpoint'] or 'none'} ({data['checkpoint_state']})")
+        say(console, f"  {found.metric} {data['value']!r}, not confirmed on fresh seeds yet")
+    say(console, f"  checkpoint: {data['checkpoint'] or 'none'} ({data['checkpoint_state']})")
     return 0
 
 
@@ -189,14 +160,14 @@ def report(study: str, home: Path, storage: str | None, console: Console, *, as_
     from hpo import report as reports
 
     with opened(home, storage) as db:
-        found = _collected(db, study)
+        found = collected(db, study)
         path = publish(db, found, home)
     if as_json:
         print(reports.to_json(found))
     else:
         width = console.width if console.is_terminal else None
-        _say(console, reports.wrapped(reports.verdict(found), width))
-        _say(console, f"report: {path}")
+        say(console, reports.wrapped(reports.verdict(found), width))
+        say(console, f"report: {path}")
     return 0
 
 
@@ -221,15 +192,15 @@ def registry_list(
         if study and not rows and not n_hidden:
             require(db, study)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return 0
     if not rows:
-        _say(console, "nothing is registered yet: the phase confirm of `hpo run` does it"
+        say(console, "nothing is registered yet: the phase confirm of `hpo run` does it"
              if not n_hidden else f"all {n_hidden} rows are of deleted studies or were replaced: "
                                   f"`hpo registry list --all` shows them")
         return 0
     cells = [_registry_cells(row) for row in rows]
-    _say(console, _registry_table(cells, console.width if console.is_terminal else None))
+    say(console, _registry_table(cells, console.width if console.is_terminal else None))
     return 0
 
 
@@ -282,10 +253,10 @@ def registry_show(
         raise InputError(f"registry row '{row_id}': {len(found)} rows start so; "
                          f"`hpo registry list` shows the ids")
     if as_json:
-        _print_json(found[0])
+        print_json(found[0])
         return 0
     for name, value in _registry_lines(found[0]):
-        _say(console, f"{name + ':':<18} {value}")
+        say(console, f"{name + ':':<18} {value}")
     return 0
 
 
@@ -358,6 +329,6 @@ def delete(study: str, home: Path, storage: str | None, console: Console) -> int
         db.delete(study)
     for folder in ("artifacts", "logs", "reports"):
         shutil.rmtree(home / folder / study, ignore_errors=True)
-    _say(console, f"study {study} is deleted; its registry rows stay, marked so: "
+    say(console, f"study {study} is deleted; its registry rows stay, marked so: "
                   f"hpo registry list --all")
     return 0

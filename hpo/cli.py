@@ -187,8 +187,8 @@ def _brief(
 
 @app.command()
 def status(study: Study, home: Home = None, storage: Storage = None, json: Json = False) -> int:
-    """Show where a study stands: trials by phase and state, and why some ended early."""
-    from hpo.ask import status as show
+    """Show where a study stands: its phases, why trials ended early, and who is alive."""
+    from hpo.status import status as show
 
     return show(study, s.home_folder(home), storage, _console(), as_json=json)
 

@@ -6,18 +6,16 @@ mean over seeds that chose nothing.
 
 from __future__ import annotations
 
-import platform
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from hpo.drive import Goal
 from hpo.queue import SCORE_OFFSET, study_of
 from hpo.space import params_from_json, params_key, params_to_json, space_from_json
 from hpo.studies import epochs_spent, study_names
+from hpo.versions import git_commit, versions
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -225,28 +223,3 @@ def _reranked(rows: list[dict[str, Any]], maximize: bool) -> list[dict[str, Any]
     for rank, row in enumerate(search, start=1):
         row["rank"] = rank
     return search + [row for row in rows if row["phase"] != "search"]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("hpo", "torch", "torchvision", "optuna", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def git_commit() -> str | None:
-    """Return the commit of the working directory, with `+` where it has changes; None outside."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout.strip()

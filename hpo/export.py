@@ -20,6 +20,7 @@ from hpo.errors import HpoError, InputError, NoResult
 from hpo.settings import PHASES
 from hpo.space import params_from_json
 from hpo.spec import Run, nearest
+from hpo.versions import versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,7 +137,6 @@ def _write(
 ) -> dict[str, Any]:
     import torch
 
-    from hpo.confirm import versions
     from hpo.train.checkpoint import read
 
     entry = read(checkpoint)

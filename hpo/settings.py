@@ -144,6 +144,12 @@ def command(module: str, name: str, stored: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
+def go_on_command(module: str | None, name: str) -> str:
+    """Return the command that goes on with a study as it was begun."""
+    return shlex.join(["hpo", "run", "--study", module or name,
+                       *(["--name", name] if module not in (None, name) else [])])
+
+
 def _check_startup(said: Mapping[str, Any], pruner: str | None) -> None:
     if "prune_startup" in said and pruner in WITHOUT_STARTUP:
         raise InputError(f"--prune-startup: pruner '{pruner}' waits for no other trials; leave it "

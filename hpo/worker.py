@@ -116,11 +116,14 @@ def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
 
 def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
           stop: threading.Event) -> int:
+    from hpo.presence import Presence
     from hpo.tasks import Tasks
 
     tasks = Tasks(spec, command["order"], channel, stop)
+    presence = Presence(tasks.db, tasks.order, tasks.owner)
     idle = False
     try:
+        presence.begin()
         while not stop.is_set():
             while not commands.inbox.empty():
                 said = commands.inbox.get_nowait()
@@ -131,11 +134,14 @@ def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
                 if not idle:
                     channel.send("idle")
                 idle = True
+                presence.idle()
                 stop.wait(_POLL_S)
                 continue
             idle = False
             if tasks.run(claim):
+                presence.end()
                 return EXIT_SPOILED
+        presence.end()
     except HpoError as error:
         channel.send("error", text=str(error))
         return EXIT_STORAGE

@@ -186,6 +186,16 @@ class Database:
         self.studies.flush()
         return self._link.read(lambda c: [_epoch(row) for row in c.execute(query)])
 
+    def last_epochs(self, study: str, numbers: Sequence[int]) -> dict[int, tuple[int, datetime]]:
+        """Return the last stored epoch of some trials, and when it was told; none has none."""
+        table = schema.epochs
+        where = (table.c.study == study) & table.c.trial_number.in_(list(numbers))
+        last = (table.c.trial_number, func.max(table.c.epoch), func.max(table.c.at))
+        query = select(*last).where(where).group_by(table.c.trial_number)
+        self.studies.flush()
+        found = self._link.read(lambda c: c.execute(query).all())
+        return {number: (epoch, at) for number, epoch, at in found}
+
     def n_epochs(self, study: str) -> int:
         """Return how many epochs an Optuna study has stored."""
         table = schema.epochs

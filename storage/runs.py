@@ -6,15 +6,19 @@ in the database.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, delete, select
+from sqlalchemy import Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.columns import now_s, utc_now
 from storage.link import Link
 from storage.schema import studies, workers
+
+# The characters of the column `owner`, and where the data keep one that is longer.
+_N_KEY, _OWNER = 64, "owner"
 
 
 class Runs:
@@ -48,21 +52,35 @@ class Runs:
         device: str | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say that a worker is alive."""
-        row = {"owner": owner, "started_at": utc_now()}
+        """Say that a worker is alive; `data` is what it runs with."""
+        key = _key(owner)
+        row = {"owner": key, "started_at": utc_now()}
+        if key != owner:
+            data = {**(data or {}), _OWNER: owner}
         seen = {"name": name, "host": host, "pid": pid, "device": device, "seen_s": now_s()}
         self._upsert(workers, row, {**seen, "data": dict(data or {})})
 
-    def workers(self, name: str, within_s: float | None = None) -> Sequence[dict[str, Any]]:
-        """Return the workers of a study, or those that were seen within the last seconds."""
-        where = workers.c.name == name
-        if within_s is not None:
-            where &= workers.c.seen_s >= now_s() - within_s
-        return self._read(workers, where, workers.c.started_at)
+    def seen(self, name: str, within_s: float) -> Sequence[tuple[dict[str, Any], float]]:
+        """Return the workers of a study that told of themselves within the last seconds.
 
-    def gone(self, owner: str) -> None:
-        """Remove the row of a worker that has ended."""
-        self._link.write(lambda c: c.execute(delete(workers).where(workers.c.owner == owner)))
+        Returns: the row of each, and how many seconds ago that was by the database's clock.
+        """
+        ago_s = (now_s() - workers.c.seen_s).label("ago_s")
+        where = (workers.c.name == name) & (workers.c.seen_s >= now_s() - within_s)
+        query = select(ago_s, *workers.c).where(where).order_by(workers.c.started_at)
+        found = self._link.read(lambda c: [dict(row._mapping) for row in c.execute(query)])
+        return [(_whole({k: v for k, v in row.items() if k != "ago_s"}), row["ago_s"])
+                for row in found]
+
+    def worker(self, owner: str) -> dict[str, Any] | None:
+        """Return the row of one worker, also of one that has ended."""
+        found = self._read(workers, workers.c.owner == _key(owner))
+        return _whole(found[0]) if found else None
+
+    def left(self, owner: str) -> None:
+        """Say that a worker has ended; its row stays, for what its trials were run with."""
+        change = update(workers).where(workers.c.owner == _key(owner)).values(seen_s=0.0)
+        self._link.write(lambda c: c.execute(change))
 
     def _upsert(self, table: Table, first: dict[str, Any], fields: dict[str, Any]) -> None:
         """Insert `first` and `fields`; where the row exists, overwrite `fields` only."""
@@ -80,3 +98,13 @@ class Runs:
     def _read(self, table: Table, where: Any, *order: Any) -> list[dict[str, Any]]:
         query = select(table).where(where).order_by(*order)
         return self._link.read(lambda c: [dict(row._mapping) for row in c.execute(query)])
+
+
+def _key(owner: str) -> str:
+    """Return an owner as its column holds it: a digest of one with a long host's name."""
+    return owner if len(owner) <= _N_KEY else hashlib.sha256(owner.encode()).hexdigest()[:_N_KEY]
+
+
+def _whole(row: dict[str, Any]) -> dict[str, Any]:
+    data = dict(row["data"] or {})
+    return {**row, "owner": data.pop(_OWNER, row["owner"]), "data": data}

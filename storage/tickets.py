@@ -205,6 +205,17 @@ class Tickets:
         """Return the running tickets of a study and its phases."""
         return self._read((tickets.c.name == name) & in_state(tickets, RUNNING))
 
+    def leases(self, name: str) -> Sequence[tuple[Ticket, float]]:
+        """Return the running tickets of a study and its phases, and how long their leases last.
+
+        Units: seconds by the database's clock, below 0 for a lease that has run out.
+        """
+        left_s = (tickets.c.lease_until - now_s()).label("left_s")
+        where = (tickets.c.name == name) & in_state(tickets, RUNNING)
+        query = select(left_s, *tickets.c).where(where).order_by(tickets.c.id)
+        found = self._link.read(lambda c: c.execute(query).all())
+        return [_with_lease(**row._mapping) for row in found]
+
     def list(self, study: str) -> Sequence[Ticket]:
         """Return the tickets of one Optuna study in their order."""
         return self._read(tickets.c.study == study)
@@ -238,3 +249,7 @@ def _new_row(name: str, study: str, kind: str, item: NewTicket) -> dict[str, Any
         "attempt": 0,
         "created_at": utc_now(),
     }
+
+
+def _with_lease(left_s: float, **fields: Any) -> tuple[Ticket, float]:
+    return Ticket(**{**fields, "payload": fields["payload"] or {}}), left_s

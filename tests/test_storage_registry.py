@@ -107,7 +107,26 @@ def test_workers_are_seen_while_they_live(db: Database) -> None:
     """By the database's clock."""
     db.runs.beat("w1", "s", "host", 1, "cpu")
     db.runs.beat("w1", "s", "host", 1, "cpu", {"trial": 3})
-    assert [w["data"] for w in db.runs.workers("s", within_s=30)] == [{"trial": 3}]
-    assert db.runs.workers("s", within_s=-1) == []
-    db.runs.gone("w1")
-    assert db.runs.workers("s") == []
+    [(worker, ago_s)] = db.runs.seen("s", within_s=30)
+    assert worker["data"] == {"trial": 3} and 0 <= ago_s < 30
+    assert db.runs.seen("s", within_s=-1) == []
+    assert db.runs.seen("other", within_s=30) == []
+
+
+def test_a_worker_that_has_ended_is_not_seen_and_what_it_ran_with_is_kept(db: Database) -> None:
+    db.runs.beat("w1", "s", "host", 1, "gpu 0", {"versions": {"torch": "2.9"}})
+    db.runs.left("w1")
+    assert db.runs.seen("s", within_s=1000) == []
+    worker = db.runs.worker("w1")
+    assert worker is not None
+    assert (worker["device"], worker["data"]) == ("gpu 0", {"versions": {"torch": "2.9"}})
+    assert db.runs.worker("w2") is None
+
+
+def test_a_worker_on_a_host_with_a_long_name_has_a_row(db: Database) -> None:
+    """A host's name may have 64 characters, and the column has no more for the whole owner."""
+    owner = f"{'n' * 64}|12345|678901234"
+    db.runs.beat(owner, "s", "n" * 64, 12345)
+    worker = db.runs.worker(owner)
+    assert worker is not None and worker["owner"] == owner and worker["data"] == {}
+    assert [row["owner"] for row, _ in db.runs.seen("s", within_s=30)] == [owner]

@@ -1,0 +1,77 @@
+"""What a result depends on besides its params and seed: versions, commit, module and machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("hpo", "torch", "torchvision", "optuna", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """Return the commit of the working directory, with `+` where it has changes; None outside."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+def surroundings(device: str, module: str) -> dict[str, Any]:
+    """Return what this process trains with, as JSON data: asked once a process.
+
+    `device` is "cpu" or "cuda", `module` the path of the study's own file.
+    """
+    try:
+        digest = hashlib.sha256(Path(module).read_bytes()).hexdigest()
+    except OSError:
+        digest = None
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return {"versions": versions(), "module_sha256": digest, "device": device,
+            "processor": _processor(device), "n_threads": int(threads) if threads.isdecimal()
+            else None}
+
+
+def label(device: str) -> str:
+    """Return this process's device as people see it: `cpu`, or `gpu 1`."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"gpu {visible}".strip() if device == "cuda" else device
+
+
+def _processor(device: str) -> str:
+    """Return the model of GPU or CPU: floats are summed in an order that depends on it."""
+    torch = sys.modules.get("torch")
+    if device == "cuda" and torch is not None and torch.cuda.is_available():
+        return torch.cuda.get_device_name(0)
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            names = (line.split(":", 1)[1].strip() for line in file if line.startswith("model n"))
+            name = next(names, name)
+    except OSError:
+        # Not Linux.
+        pass
+    # Vectors of another width are summed in another order, under the same name in a cloud.
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if torch is not None else name
