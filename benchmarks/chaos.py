@@ -257,7 +257,8 @@ def costs(trials: dict[int, Any]) -> dict[str, tuple[int, int]]:
         if trial.state.name == "FAIL":
             reason = str(trial.user_attrs.get("reason", "?"))
             kind = ": ".join(reason.split(" after epoch")[0].split(" in ")[0].split(": ")[:2])
-            found[kind.rstrip(":")].append(max(0, len(trial.intermediate_values) - taken.get(number, 0)))
+            n_lost = len(trial.intermediate_values) - taken.get(number, 0)
+            found[kind.rstrip(":")].append(max(0, n_lost))
     return {kind: (len(lost), sum(lost)) for kind, lost in found.items()}
 
 

@@ -78,7 +78,8 @@ def test_epoch_numbers_that_are_broken_fail_and_no_value_is_dropped(tmp_path: Pa
             for epoch in rows[kind]:
                 yield {"epoch": epoch, "loss": 1.0}
     """, epochs=3)
-    hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", "--workers", 1)
+    hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", "--workers", 1,
+        "--max-failures", 0)
     found = {trial.params["kind"]: trial for trial in trials(tmp_path, "s/grid")}
     assert [found[k].state.name for k in range(8)] == ["FAIL"] * 5 + ["COMPLETE"] * 3
     for k, said in enumerate(["epoch 0 after epoch 0", "epoch 1.5 after epoch 0",
