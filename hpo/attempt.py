@@ -44,7 +44,7 @@ class Attempt:
 
     def __init__(
         self, spec: StudySpec, order: Mapping[str, Any], db: Database, claim: Claim,
-        kept: Checkpoints, writer: StateWriter, say: Callable[[str], None],
+        kept: Checkpoints, writer: StateWriter, source: str | None, say: Callable[[str], None],
     ) -> None:
         self._spec, self._order, self._db, self._claim = spec, order, db, claim
         # What a retry says of its chain.
@@ -54,7 +54,7 @@ class Attempt:
         self.trainer: Trainer | None = None
         self._states: TrialStates | None = None
         if spec.objective is None and spec.build is not None:
-            self._states = TrialStates(self._folder, writer, spec.build,
+            self._states = TrialStates(self._folder, writer, source,
                                        lambda: db.studies.flush(claim.trial_id), say)
         self._continued: Continued | None = None
 

@@ -5,7 +5,6 @@ The exported files are loaded again and scored; an export whose score differs is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from hpo.errors import HpoError, InputError, NoResult
 from hpo.settings import PHASES
 from hpo.space import params_from_json
 from hpo.spec import Run, nearest
-from hpo.versions import versions
+from hpo.versions import file_digest, versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,7 +144,7 @@ def _write(
     norm = entry.get("normalisation")
     return {
         "study": row["name"], "module": row["module"],
-        "module_sha256": spec_file and hashlib.sha256(spec_file.read_bytes()).hexdigest(),
+        "module_sha256": spec_file and file_digest(spec_file),
         "what": chosen["what"], "trial": chosen["trial"], "params": dict(chosen["params"]),
         "seed": chosen["seed"], "epoch": entry["epoch"], "metrics": chosen["metrics"],
         "recipe": entry["recipe"], "image_shape": entry["image_shape"],

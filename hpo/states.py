@@ -6,8 +6,6 @@ and no more than a small part of its time.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,13 +43,13 @@ class StateWriter:
 class TrialStates:
     """The training states of one trial and of those that it retries, in one folder.
 
-    `source` is the function that makes the recipe: the text of its file must be the same, since a
-    model's code is not in the recipe. `flush` stores the epochs that a state goes on from: no
+    `source` is the digest of the file that makes the recipe, as it was loaded: a model's code is
+    not in the recipe. `flush` stores the epochs that a state goes on from: no
     trial takes over what no trial has reported. `say` tells the user of what goes wrong.
     """
 
     def __init__(
-        self, folder: Path, writer: StateWriter, source: Callable[..., Any],
+        self, folder: Path, writer: StateWriter, source: str | None,
         flush: Callable[[], None], say: Callable[[str], None],
     ) -> None:
         self._folder, self._writer, self._flush, self._say = folder, writer, flush, say
@@ -70,7 +68,7 @@ class TrialStates:
         A state of another recipe, module or data set is refused with both sides named, and a
         broken one passed over; without any, the trainer begins at the first epoch.
         """
-        from hpo.train.resume import differences, read_state
+        from hpo.train.resume import read_state
 
         trainer = make()
         state = read_state(self._folder)
@@ -78,8 +76,7 @@ class TrialStates:
         if state is None:
             return trainer, {}
         try:
-            told = differences(state["module"], self._mark())
-            if told:
+            if state["module"] != self._source:
                 raise DataError("the study's module has changed")
             trainer.load_state_dict(state)
         except (DataError, RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -97,8 +94,9 @@ class TrialStates:
         now = time.monotonic()
         due_s = max(_LEAST_S, self._cost_s / _MOST_FRACTION)
         is_over = trainer.next_epoch >= trainer.run.epochs
-        if is_over or now - self._since < due_s or not self._is_idle():
+        if is_over or now - self._since < due_s or self._is_writing():
             return
+        self._settle()
         self._since = now
         began = time.thread_time()
         state = self._state(trainer)
@@ -108,7 +106,7 @@ class TrialStates:
 
     def write_now(self, trainer: Trainer) -> None:
         """Write the state of the last epoch, before the trial goes back to the queue."""
-        self._is_idle(wait=True)
+        self._settle()
         if trainer.next_epoch > self._stored:
             with self._told():
                 self._has_files = True
@@ -116,20 +114,19 @@ class TrialStates:
 
     def remove(self) -> None:
         """Delete all states: the trial has ended, and nobody goes on with it."""
-        self._is_idle(wait=True)
+        self._settle()
         if self._has_files:
             remove_states(self._folder)
 
-    def _is_idle(self, *, wait: bool = False) -> bool:
-        """Return whether no state is being written, and tell of one that could not be."""
-        if self._writing is None:
-            return True
-        if not wait and not self._writing.done():
-            return False
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    def _settle(self) -> None:
+        """Wait for the state that is being written, and tell of one that could not be."""
         writing, self._writing = self._writing, None
-        with self._told():
-            self._cost_s += writing.result()
-        return True
+        if writing is not None:
+            with self._told():
+                self._cost_s += writing.result()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -146,7 +143,7 @@ class TrialStates:
 
     def _state(self, trainer: Trainer) -> dict[str, Any]:
         history = [[epoch, metrics] for epoch, metrics in self._history.items()]
-        return {**trainer.state_dict(), "history": history, "module": self._mark()}
+        return {**trainer.state_dict(), "history": history, "module": self._source}
 
     def _write(self, state: Mapping[str, Any]) -> float:
         from hpo.train.resume import write_state
@@ -156,12 +153,6 @@ class TrialStates:
         write_state(self._folder, state)
         self._stored = state["next_epoch"]
         return time.thread_time() - began
-
-    def _mark(self) -> str:
-        with suppress(OSError, TypeError):
-            text = Path(inspect.getsourcefile(self._source) or "").read_bytes()
-            return hashlib.sha256(text).hexdigest()
-        return ""
 
 
 def remove_states(folder: Path) -> None:

@@ -24,6 +24,7 @@ from hpo.spec import StudySpec
 from hpo.states import StateWriter
 from hpo.trial_log import TrialLogs
 from hpo.turns import SHORT_S, Turns
+from hpo.versions import source_digest
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -51,6 +52,8 @@ class Tasks:
         self.kept = Checkpoints(self.db, self.home, order["name"], order["top_k"], self.goal)
         self.logs = TrialLogs(self.home / "logs" / order["name"])
         self.states = StateWriter()
+        # Once: the file may be edited while this process trains with what it has loaded.
+        self._source = source_digest(spec.build)
         self._studies: dict[str, Study] = {}
         self._trim = Trim()
         self.turns = Turns(self.db, order, self.owner)
@@ -120,7 +123,7 @@ class Tasks:
         began_at, started = datetime.now(UTC), time.monotonic()
         params: dict[str, Any] | None = None
         attempt = Attempt(self.spec, self.order, self.db, claim, self.kept, self.states,
-                          lambda text: self._note(claim, text))
+                          self._source, lambda text: self._note(claim, text))
         # Without it the parent holds a trial for one that was taken ahead and not begun.
         self._say("draw", claim)
         with self.logs.to(self._log_path(phase_of(ticket.study), f"{number}.log")):

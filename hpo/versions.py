@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import platform
 import subprocess
@@ -44,14 +45,31 @@ def surroundings(device: str, module: str) -> dict[str, Any]:
 
     `device` is "cpu" or "cuda", `module` the path of the study's own file.
     """
-    try:
-        digest = hashlib.sha256(Path(module).read_bytes()).hexdigest()
-    except OSError:
-        digest = None
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    return {"versions": versions(), "module_sha256": digest, "device": device,
+    return {"versions": versions(), "module_sha256": file_digest(Path(module)), "device": device,
             "processor": _processor(device), "n_threads": int(threads) if threads.isdecimal()
             else None}
+
+
+def file_digest(path: Path) -> str | None:
+    """Return the sha256 of a file, or None where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def source_digest(function: Any) -> str | None:
+    """Return the sha256 of the file that a function was defined in, or None where there is none.
+
+    It is read now: what was loaded of it may be older.
+    """
+    try:
+        path = inspect.getsourcefile(function)
+    except TypeError:
+        # No function, or one without a file.
+        return None
+    return None if path is None else file_digest(Path(path))
 
 
 def label(device: str) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from commands import arguments, environment, search, search_words, trials, write, write_text
 
 N_EPOCHS = 8
-# Waits after the epochs that WAIT counts up to, so that a test may cut in there.
+# Its epochs take 0.4 s while the file `slow` is there, so that a test may cut in.
 RECIPE = """
     import os, pathlib, time
     import torch
@@ -61,15 +62,19 @@ def recipe(folder: Path, **fields: Any) -> str:
                             "epochs": N_EPOCHS, **fields})
 
 
-def cut_off(folder: Path, after: int, number: int, *words: object) -> None:
-    """Search, and send a signal to the whole group once a state of so many epochs is there."""
+def cut_off(folder: Path, after: int, number: int, then: Callable[[], Any] = int) -> None:
+    """Search, and send a signal to the whole group once a state of so many epochs is there.
+
+    `then` is done before.
+    """
     process = subprocess.Popen(
-        arguments(*search_words("s", *WORDS, *words)), cwd=folder, env=environment(),
+        arguments(*search_words("s", *WORDS)), cwd=folder, env=environment(),
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not any(int(path.stem.split("-")[1]) >= after for path in states(folder)):
         assert process.poll() is None and time.monotonic() < deadline, "no state was written"
         time.sleep(0.02)
+    then()
     if number == signal.SIGKILL:
         for pid in {process.pid, *map(int, (folder / "built").read_text().split())}:
             try:
@@ -141,6 +146,17 @@ def test_a_state_of_another_recipe_is_refused_with_both_sides_and_the_trial_begi
     assert "its training state is not used, the study's module has changed" in said, said
     second = trials(folder, "s")[1]
     assert "n_epochs_taken_over" not in second.user_attrs
+    assert curves(folder)[1] == uninterrupted(folder)
+
+
+def test_a_state_is_of_the_module_that_was_loaded_although_its_file_was_edited_meanwhile(
+    folder: Path
+) -> None:
+    """What the worker trains with is what it loaded; a state written later is no newer."""
+    cut_off(folder, 2, signal.SIGINT, lambda: write_text(folder, "s", recipe(folder, batch=64)))
+    (folder / "slow").unlink()
+    said = search(folder, "s", *WORDS).stdout
+    assert "the study's module has changed" in said, said
     assert curves(folder)[1] == uninterrupted(folder)
 
 
