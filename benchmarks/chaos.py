@@ -309,8 +309,8 @@ def chaos(made: Databases, kind: str, args: argparse.Namespace) -> bool:
     with place(False) as (folder, _):
         calm = Running(folder, made.new(kind), args, 0.0)
         calm.finish()
-        expected = {ticket: result for ticket, *result in complete(read(calm.url)[0]).values()}
-        expected = {ticket: tuple(result) for ticket, result in expected.items()}
+        expected = {ticket: tuple(result)
+                    for ticket, *result in complete(read(calm.url)[0]).values()}
     with place(args.small_disk) as (folder, disk):
         url = made.new(kind) if disk is None or kind != "sqlite" else f"sqlite:///{folder}/s.db"
         running = Running(folder, url, args, EPOCH_S)
@@ -329,9 +329,10 @@ def chaos(made: Databases, kind: str, args: argparse.Namespace) -> bool:
     print("  the command ended with: "
           + ", ".join(f"{code} ({n}x)" for code, n in sorted(running.codes.items())))
     print(f"  {'trials that failed and were tried again':<58}{'trials':>8}{'epochs lost':>13}")
-    for reason, (n, lost) in sorted(costs(trials).items()):
+    spent = costs(trials)
+    for reason, (n, lost) in sorted(spent.items()):
         print(f"  {reason[:58]:<58}{n:>8}{lost:>13}")
-    total = sum(lost for _, lost in costs(trials).values())
+    total = sum(lost for _, lost in spent.values())
     print(f"  {total} epochs were trained in vain, of {args.trials * N_EPOCHS} that count")
     for text in found[:20]:
         print(f"  FAIL: {text}")

@@ -88,8 +88,8 @@ def best(
     say(console, f"{study}: trial {data['trial']}: {params}")
     if data["confirmed"]:
         say(console, f"  {found.metric} {_mean(data['val_mean'], data['val_sd'])} on seeds "
-                      f"{', '.join(map(str, data['seeds']))}, {found.test_metric} "
-                      f"{_mean(data['test_mean'], data['test_sd'])}")
+                     f"{', '.join(map(str, data['seeds']))}, {found.test_metric} "
+                     f"{_mean(data['test_mean'], data['test_sd'])}")
     else:
         say(console, f"  {found.metric} {data['value']!r}, not confirmed on fresh seeds yet")
     say(console, f"  checkpoint: {data['checkpoint'] or 'none'} ({data['checkpoint_state']})")
@@ -196,8 +196,8 @@ def registry_list(
         return 0
     if not rows:
         say(console, "nothing is registered yet: the phase confirm of `hpo run` does it"
-             if not n_hidden else f"all {n_hidden} rows are of deleted studies or were replaced: "
-                                  f"`hpo registry list --all` shows them")
+            if not n_hidden else f"all {n_hidden} rows are of deleted studies or were replaced: "
+                                 f"`hpo registry list --all` shows them")
         return 0
     cells = [_registry_cells(row) for row in rows]
     say(console, _registry_table(cells, console.width if console.is_terminal else None))
@@ -330,5 +330,5 @@ def delete(study: str, home: Path, storage: str | None, console: Console) -> int
     for folder in ("artifacts", "logs", "reports"):
         shutil.rmtree(home / folder / study, ignore_errors=True)
     say(console, f"study {study} is deleted; its registry rows stay, marked so: "
-                  f"hpo registry list --all")
+                 f"hpo registry list --all")
     return 0

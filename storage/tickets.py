@@ -210,11 +210,9 @@ class Tickets:
 
         Units: seconds by the database's clock, below 0 for a lease that has run out.
         """
-        left_s = (tickets.c.lease_until - now_s()).label("left_s")
-        where = (tickets.c.name == name) & in_state(tickets, RUNNING)
-        query = select(left_s, *tickets.c).where(where).order_by(tickets.c.id)
-        found = self._link.read(lambda c: c.execute(query).all())
-        return [_with_lease(**row._mapping) for row in found]
+        now = self._link.read(lambda c: c.execute(select(now_s())).scalar_one())
+        found = sorted(self.running(name), key=lambda ticket: ticket.id)
+        return [(ticket, (ticket.lease_until or 0.0) - now) for ticket in found]
 
     def list(self, study: str) -> Sequence[Ticket]:
         """Return the tickets of one Optuna study in their order."""
@@ -249,7 +247,3 @@ def _new_row(name: str, study: str, kind: str, item: NewTicket) -> dict[str, Any
         "attempt": 0,
         "created_at": utc_now(),
     }
-
-
-def _with_lease(left_s: float, **fields: Any) -> tuple[Ticket, float]:
-    return Ticket(**{**fields, "payload": fields["payload"] or {}}), left_s
