@@ -22,9 +22,12 @@ from commands import (
 from hpo.errors import NoResult
 from hpo.first_failures import FirstFailures, kind_of
 
+# A while into the trial, as real ones fail: a run is stopped by its parent, which hears of each
+# failure some tenths of a second later, and 40 that take no time at all have failed by then.
 BROKEN = """
     print("loading the data")
     if not (HERE / "mended").exists():
+        time.sleep(0.2)
         raise KeyError("trian")
     yield {"loss": x}
 """
@@ -112,6 +115,7 @@ def test_a_worker_on_a_broken_host_stops_and_leaves_its_trials_to_the_others(
     """The run's own worker is on another host, say, where the module works."""
     write(tmp_path, "s", body="""
         if "HPO_BROKEN" in os.environ:
+            time.sleep(0.2)
             raise OSError("no driver")
         time.sleep(0.4)
         yield {"loss": x}
