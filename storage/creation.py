@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from hpo.errors import InputError, StorageError
-from storage.engine import mask, sqlite_path
+from storage.engine import WRITES, mask, sqlite_path
 from storage.link import Link, explain
 from storage.schema import REVISION, VERSION_TABLE
 
@@ -167,7 +167,8 @@ def _upgrade_own_tables(link: Link) -> None:
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    with link.engine.connect() as connection:
+    # All steps at once: nobody sees half of them, and a kill leaves none.
+    with link.engine.connect().execution_options(**{WRITES: True}) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
         connection.commit()

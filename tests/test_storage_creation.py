@@ -14,12 +14,13 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
-from sqlalchemy import inspect, text
+from sqlalchemy import Engine, event, inspect, text
 
 import storage
 from hpo.errors import InputError
 from storage import creation, schema
 from storage.engine import make_engine
+from storage.link import Link
 
 N_STARTS = 30
 
@@ -53,6 +54,28 @@ def test_thirty_processes_set_up_one_new_database_at_once(
     for start in starts:
         start.join()
     assert not list(tmp_path.glob("*.init"))
+
+
+def test_nobody_sees_a_database_that_is_half_set_up(storage_url: str) -> None:
+    """Else a run that begins beside the first one of all takes it for an older version's."""
+    seen: set[str | None] = set()
+    watcher = Link(storage_url, 60)
+
+    def look(connection: Any, *_: Any) -> None:
+        if connection.engine.url == watcher.engine.url and connection.engine not in watched:
+            seen.add(creation.revision(watcher))
+
+    watched = {watcher.engine, watcher._reads}
+    event.listen(Engine, "before_cursor_execute", look)
+    event.listen(Engine, "commit", look)
+    try:
+        storage.init(storage_url)
+    finally:
+        event.remove(Engine, "before_cursor_execute", look)
+        event.remove(Engine, "commit", look)
+    seen.add(creation.revision(watcher))
+    watcher.close()
+    assert seen == {None, schema.REVISION}
 
 
 def test_setting_up_again_changes_nothing(storage_url: str) -> None:

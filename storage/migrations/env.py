@@ -15,6 +15,8 @@ context.configure(
     version_table=schema.VERSION_TABLE,
     include_name=schema.is_ours,
     render_as_batch=True,
+    # Also on SQLite, which can: nobody sees a database that is half set up.
+    transactional_ddl=True,
 )
 with context.begin_transaction():
     context.run_migrations()
