@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -144,15 +145,17 @@ def _no_complete(found: Results) -> str:
 
 
 def checkpoint_state(home: Path, path: str | None) -> str:
-    """Return `none`, `missing`, `damaged` or `kept`, by the file's start and not its weights."""
+    """Return `none`, `missing`, `damaged` or `kept`, by the file's two ends alone."""
     if not path:
         return "none"
     file = home / path
     if not file.is_file():
         return "missing"
     with file.open("rb") as stream:
-        # torch.save writes a zip archive.
-        return "kept" if stream.read(4) == b"PK\x03\x04" else "damaged"
+        # torch.save writes a zip archive; its contents are listed at its end, so one that was cut
+        # short has no list.
+        whole = stream.read(4) == b"PK\x03\x04" and zipfile.is_zipfile(stream)
+    return "kept" if whole else "damaged"
 
 
 def report(study: str, home: Path, storage: str | None, console: Console, *, as_json: bool) -> int:

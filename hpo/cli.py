@@ -193,6 +193,20 @@ def status(study: Study, home: Home = None, storage: Storage = None, json: Json 
     return show(study, s.home_folder(home), storage, _console(), as_json=json)
 
 
+Trial = Annotated[str, typer.Argument(
+    help="A trial's number in the search, or PHASE/NUMBER: grid/3, confirm/2, lr-range/0.")]
+
+
+@app.command()
+def show(
+    trial: Trial, study: Study, home: Home = None, storage: Storage = None, json: Json = False,
+) -> int:
+    """Show one trial: how it ended, how its params were chosen, how it learned, its log's end."""
+    from hpo.show import show as explain
+
+    return explain(trial, study, s.home_folder(home), storage, _console(), as_json=json)
+
+
 @app.command()
 def best(
     study: Study, home: Home = None, storage: Storage = None, json: Json = False,

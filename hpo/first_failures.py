@@ -71,7 +71,7 @@ class FirstFailures:
         log = self._logs / phase / f"{number}.log"
         n = len(self._failed)
         which = f"the first {n} trials" if n > 1 else "the first trial"
-        lines = "".join(f"\n  {line}" for line in _tail(log))
+        lines = "".join(f"\n  {line}" for line in tail(log, _N_LINES))
         ends = f"; {log} ends with:{lines}\n" if lines else "; "
         return (f"{which} failed for one reason, {phase} trial {number} with: "
                 f"{event['reason']}{ends}mend it and run the same command again, nothing of it is "
@@ -85,7 +85,8 @@ def kind_of(reason: str) -> str:
     return ": ".join(parts[:2]) if is_named else parts[0]
 
 
-def _tail(path: Path) -> list[str]:
+def tail(path: Path, n_lines: int) -> list[str]:
+    """Return the last lines of a log, none where it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -93,4 +94,4 @@ def _tail(path: Path) -> list[str]:
     except OSError:
         # The reason is told in any case.
         return []
-    return text.rstrip().splitlines()[-_N_LINES:]
+    return text.rstrip().splitlines()[-n_lines:]
