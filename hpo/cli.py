@@ -208,6 +208,21 @@ def show(
 
 
 @app.command()
+def replay(
+    trial: Trial, study: Study,
+    devices: Annotated[str | None, _option(
+        "--devices", "auto, cpu, or a GPU's index (default: a device like the trial's).",
+        "HPO_DEVICES")] = None,
+    data_dir: DataDir = None, home: Home = None, storage: Storage = None, json: Json = False,
+) -> int:
+    """Run a trial again and compare each epoch; 1: it differs. Nothing is written."""
+    from hpo.replay import replay as run_again
+
+    return run_again(trial, study, s.home_folder(home), storage, _console(), devices=devices,
+                     data_dir=data_dir, as_json=json)
+
+
+@app.command()
 def best(
     study: Study, home: Home = None, storage: Storage = None, json: Json = False,
     rank: Annotated[int, typer.Option(help="1 is the best.")] = 1,

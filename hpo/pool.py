@@ -142,8 +142,12 @@ class Pool:
         Raises:
             InputError: with the fault that it answers instead.
         """
-        self._send(self.members[self.slots[0].index], cmd, **data)
+        self.tell(cmd, **data)
         return self._await(answer)
+
+    def tell(self, cmd: str, **data: Any) -> None:
+        """Send the first worker one command; what it answers comes with `poll`."""
+        self._send(self.members[self.slots[0].index], cmd, **data)
 
     def _await(self, wanted: str) -> dict[str, Any]:
         """Return the first worker's next event of that name."""

@@ -46,9 +46,15 @@ def surroundings(device: str, module: str) -> dict[str, Any]:
     `device` is "cpu" or "cuda", `module` the path of the study's own file.
     """
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    return {"versions": versions(), "module_sha256": file_digest(Path(module)), "device": device,
-            "processor": _processor(device), "n_threads": int(threads) if threads.isdecimal()
-            else None}
+    torch = sys.modules.get("torch")
+    return {
+        "versions": versions(), "module_sha256": file_digest(Path(module)),
+        "device": device,
+        "processor": _processor(device),
+        # One model's name may stand for several in a cloud; known once torch is loaded.
+        "cpu_capability": torch.backends.cpu.get_cpu_capability() if torch else None,
+        "n_threads": int(threads) if threads.isdecimal() else None,
+    }
 
 
 def file_digest(path: Path) -> str | None:
@@ -91,5 +97,4 @@ def _processor(device: str) -> str:
     except OSError:
         # Not Linux.
         pass
-    # Vectors of another width are summed in another order, under the same name in a cloud.
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if torch is not None else name
+    return name

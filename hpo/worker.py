@@ -91,10 +91,12 @@ def _defaults(spec) -> dict[str, Any] | None:
 
 def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
     """Answer a question that needs the module's recipe; return whether all is well."""
-    from hpo import rehearsal
+    from hpo import rehearsal, rerun
 
     try:
-        if command["cmd"] == "prepare":
+        if command["cmd"] == "replay":
+            rerun.rerun(spec, command, channel.send)
+        elif command["cmd"] == "prepare":
             channel.send("ready", info=rehearsal.prepare(spec, command["order"]))
         else:
             channel.send("swept", result=rehearsal.sweep(
