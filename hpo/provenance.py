@@ -85,7 +85,7 @@ def _search(one: OneTrial) -> dict[str, str]:
         return dict.fromkeys(one.trial.params, "not stored")
     again = ("" if used.get("allow_duplicates") or not space or n_params_sets(space) is None
              else "; no other trial has the same params")
-    unsure = "" if own else " (the sampler of the study's latest run)"
+    unsure = "" if own else "; by the study's latest sampler, its own is not stored"
     drawn = _drawn(one, str(sampler), used)
     return {name: _only(space.get(name), str(sampler)) or drawn + again + unsure
             for name in one.trial.params}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import study_samples as samples
 from commands import (
@@ -24,8 +26,11 @@ from commands import (
 )
 
 from hpo import ask
-from hpo.one_trial import parse
+from hpo.one_trial import find, parse
+from hpo.provenance import how_chosen
+from hpo.studies import ensure_study
 from hpo.text_curve import draw
+from storage import Database, NewTicket
 
 MODULE = """
     from hpo import Categorical, Float, StudySpec
@@ -224,6 +229,27 @@ def test_a_trial_that_an_optuna_script_added_is_shown_without_what_it_lacks(
     assert "not possible: it has no stored epoch" in " ".join(text.split())
     said = strict_json(hpo(tmp_path, "show", 0, *at, "--json").stdout)
     assert said["worker"] is None and said["seed"] is None and len(said["curve"]) == 8
+
+
+def test_a_running_trial_is_known_by_its_ticket(db: Database) -> None:
+    """On SQLite and PostgreSQL; its own attributes come with its end."""
+    db.runs.save_study("s", module="s", metric="loss", direction="minimize", epochs=3,
+                       settings={"sampler": "random"}, space={}, data={})
+    ensure_study(db, "s", "minimize", "loss")
+    db.tickets.write("s", "s", "trial", [NewTicket(0, payload={"seed": 7})])
+    db.runs.beat("far|5|1", "s", "far", 5, "gpu 1", {"n_threads": 4})
+    claim = db.tickets.claim("s", "far|5|1", "far", 5, 30)
+    assert claim is not None and claim.trial_id is not None
+    kind = optuna.distributions.FloatDistribution(0, 1)
+    db.studies.set_trial_param(claim.trial_id, "x", 0.5, kind)
+    db.report(claim.trial_id, "s", 0, 0, 1.5, {"loss": 1.5, "acc": math.nan})
+    one = find(db, "s", "0")
+    assert one.worker is not None and one.worker["device"] == "gpu 1"
+    assert (one.seed, one.owner, one.ran_with) == (7, "far|5|1", {"n_threads": 4})
+    assert one.trial.curve == ((0, 1.5),) and "still running" in str(one.why_no_replay)
+    assert how_chosen(one) == {
+        "x": "drawn at random (--sampler random); by the study's latest sampler, its own is "
+             "not stored"}
 
 
 def test_the_command_that_replays_names_the_home_it_was_asked_at(home: Path) -> None:
