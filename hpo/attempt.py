@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.queue import MICRO_BATCH, phase_of, retry_attrs
+from hpo.seeding import seed_all
 from hpo.spec import Run, StudySpec
 from hpo.states import Continued, Metrics, StateWriter, TrialStates
 
@@ -24,11 +23,7 @@ def make_run(order: Mapping[str, Any], seed: int, folder: Path) -> Run:
 
     A module made in `build`, or a loop of the user's own, draws from them.
     """
-    random.seed(seed)
-    for library in ("numpy.random", "torch"):
-        # What the study has not loaded, it cannot draw from.
-        if module := sys.modules.get(library):
-            (module.manual_seed if library == "torch" else module.seed)(seed % 2**32)
+    seed_all(seed)
     data_dir = order.get("data_dir")
     return Run(epochs=int(order["epochs"]), seed=seed, device=order["device"], dir=folder,
                data_dir=Path(data_dir) if data_dir else None,

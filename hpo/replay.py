@@ -17,6 +17,7 @@ from hpo.errors import HpoError, InputError
 from hpo.launch import Stopper
 from hpo.one_trial import OneTrial, find
 from hpo.pool import Pool
+from hpo.queue import MICRO_BATCH
 from hpo.verdict import wrapped
 
 if TYPE_CHECKING:
@@ -138,7 +139,9 @@ def _order(one: OneTrial, data_dir: Path | None) -> dict[str, Any]:
         raise InputError(f"--data-dir {folder}: there is no such folder")
     return {"module": one.row["module"], "name": one.study, "epochs": one.row["epochs"],
             "seed": one.seed, "data_fraction": settings.get("data_fraction") or 1.0,
-            "data_dir": None if folder is None else str(folder)}
+            "data_dir": None if folder is None else str(folder),
+            # Of a batch that did not fit the parts were trained one after the other.
+            MICRO_BATCH: one.trial.attrs.get(MICRO_BATCH)}
 
 
 def _slot(one: OneTrial, wanted: str | None) -> machine.Slot:

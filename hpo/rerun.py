@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpo import discover
+from hpo.attempt import make_run
 from hpo.drive import BadMetrics, Goal, Progress, checked
 from hpo.errors import InputError
+from hpo.queue import MICRO_BATCH
 from hpo.spec import Run, StudySpec
-from hpo.tasks import make_run
 from hpo.versions import surroundings
 
 
@@ -25,16 +26,13 @@ def rerun(spec: StudySpec, command: Mapping[str, Any], send: Callable[..., None]
     Raises:
         InputError: for params that are not those of the module's space.
     """
-    # A worker has it through Optuna; what is not loaded when the run is made is not seeded.
-    import numpy.random  # noqa: F401
-
     order, params = command["order"], _decoded(spec, command["params"])
     goal = Goal(spec.metric, spec.direction == "maximize")
     progress, error = Progress(goal), None
     with tempfile.TemporaryDirectory(prefix="hpo-replay-") as folder:
         run = make_run(order, int(order["seed"]), Path(folder))
         try:
-            source, fingerprint = _source(spec, run, params, goal)
+            source, fingerprint = _source(spec, run, params, goal, order.get(MICRO_BATCH))
             now = surroundings(order["device"], discover.source_path(order["module"]))
             send("replaying", now={**now, "data_fingerprint": fingerprint})
             for metrics in source:
@@ -65,7 +63,7 @@ def _decoded(spec: StudySpec, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source(
-    spec: StudySpec, run: Run, params: dict[str, Any], goal: Goal
+    spec: StudySpec, run: Run, params: dict[str, Any], goal: Goal, micro_batch_size: int | None
 ) -> tuple[Iterator[Any], str | None]:
     """Return the trial's epochs as a worker has them, and the fingerprint of a recipe's data."""
     if spec.objective is not None:
@@ -76,5 +74,6 @@ def _source(
     from hpo.train.loop import Trainer
 
     assert spec.build is not None
-    trainer = Trainer(spec.build(run, **params), run, metric=goal.metric, maximize=goal.maximize)
+    trainer = Trainer(spec.build(run, **params), run, metric=goal.metric, maximize=goal.maximize,
+                      micro_batch_size=micro_batch_size)
     return trainer.epochs(), trainer.data.fingerprint

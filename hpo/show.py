@@ -18,6 +18,7 @@ from hpo.display import duration
 from hpo.first_failures import tail
 from hpo.one_trial import OneTrial, at_flags, find
 from hpo.provenance import how_chosen, retry_chain
+from hpo.queue import MICRO_BATCH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -200,7 +201,12 @@ def _run(one: OneTrial) -> str:
 def _time(one: OneTrial) -> str:
     trial, total = one.trial, one.row["epochs"]
     took = trial.attrs.get("duration_s")
-    said = [f"{trial.n_epochs} of {total} epochs"]
+    n_before = trial.attrs.get("n_epochs_taken_over", 0)
+    said = [f"{trial.n_epochs + n_before} of {total} epochs"]
+    if n_before:
+        said[-1] += f" ({n_before} of them trained by the tries before)"
+    if size := trial.attrs.get(MICRO_BATCH):
+        said.append(f"{size} rows at once, as a whole batch did not fit")
     if took is not None:
         said.append(f"{took:.2f} s" if took < 10 else duration(took))
     if trial.started_at:

@@ -44,7 +44,7 @@ FLOORS = [
     ["hpo.spec"],
     ["hpo.space"],
     ["storage"],
-    ["hpo.errors"],
+    ["hpo.errors", "hpo.seeding"],
 ]
 LEVEL = {name: i for i, floor in enumerate(FLOORS) for name in floor}
 HEAVY = ("torch", "torchvision", "optuna", "sqlalchemy", "matplotlib", "sklearn", "scipy")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import grid, hpo, search, strict_json, trials, write, write_text
 
 from hpo.replay import _shortened
@@ -226,3 +227,22 @@ def test_a_long_table_shows_its_ends_and_the_first_difference(
     lines = _shortened([str(i) for i in range(n)], first)
     shown = [f"...{line.split()[1]}" if "..." in line else line for line in lines]
     assert " ".join(shown) == wanted
+
+
+def test_a_library_that_a_trial_imports_is_seeded_as_in_every_other_trial(tmp_path: Path) -> None:
+    """A worker's first trial loads torch in its own body, the second finds it loaded."""
+    write(tmp_path, "s", body="""
+        loaded = "torch" in sys.modules
+        import torch
+        yield {"loss": x, "drawn": torch.rand(()).item(), "was_loaded": float(loaded)}
+    """)
+    search(tmp_path, "s", "--n-trials", 2, "--seed", 7)
+    assert replay(tmp_path, 0).splitlines()[-1].startswith("trial 0: the same to the last bit")
+    # What a replay loads is what differs, and the draw that follows is not.
+    second = told(tmp_path, 1, code=1)
+    assert second["first_difference"]["metric"] == "was_loaded"
+    for trial in (told(tmp_path, 0), second):
+        seed = trials(tmp_path, "s")[trial["trial"]].user_attrs["seed"]
+        drawn = torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
+        assert seed and trial["epochs"][0]["stored"]["drawn"] == drawn
+        assert trial["epochs"][0]["now"]["drawn"] == drawn

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import arguments, environment, search, search_words, trials, write, write_text
+from commands import arguments, environment, hpo, search, search_words, trials, write, write_text
 
 N_EPOCHS = 8
 # Its epochs take 0.4 s while the file `slow` is there, so that a test may cut in.
@@ -184,6 +184,8 @@ def test_a_loop_of_the_users_own_finds_its_checkpoint_and_the_epochs_before_it(
     x = second.params["x"]
     assert second.intermediate_values == {epoch: x + epoch for epoch in range(6)}
     assert second.user_attrs["n_epochs_taken_over"] == 3 and second.value == x
+    said = hpo(tmp_path, "show", 1, "--study", "s").stdout
+    assert "6 of 6 epochs (3 of them trained by the tries before)" in said
 
 
 def test_a_batch_that_does_not_fit_is_tried_once_more_in_two_parts(tmp_path: Path) -> None:
@@ -196,6 +198,8 @@ def test_a_batch_that_does_not_fit_is_tried_once_more_in_two_parts(tmp_path: Pat
     assert first.user_attrs["reason"].endswith("; tried again with 64 rows at once")
     assert second.user_attrs["micro_batch_size"] == 64 and second.params == first.params
     assert first.user_attrs["worker"] != second.user_attrs["worker"]
+    assert "trial 1: the same to the last bit" in hpo(tmp_path, "replay", 1, "--study", "s").stdout
+    assert "64 rows at once" in hpo(tmp_path, "show", 1, "--study", "s").stdout
 
 
 def test_a_batch_that_does_not_fit_in_two_parts_either_fails(tmp_path: Path) -> None:
