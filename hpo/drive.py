@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpo import causes
 from hpo.space import plain
 
 # A metric that is not finite ends the trial as diverged if it is the study's own or one of these.
@@ -172,7 +173,8 @@ def drive(
     except _ReportFailed as failed:
         _close(source)
         raise failed.error from failed.error.__cause__
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        # SystemExit, KeyboardInterrupt and its like: here they are the objective's own.
         _close(source)
         ending = failure(error)
     ending.attrs.update(progress.attrs())
@@ -214,8 +216,8 @@ def _close(source: Any) -> None:
     try:
         if hasattr(source, "close"):
             source.close()
-    except (Exception, SystemExit) as error:
-        print(f"the objective's clean-up raised {type(error).__name__}: {error}", flush=True)
+    except BaseException as error:
+        print(f"the objective's clean-up raised {causes.said(error)}", flush=True)
 
 
 def failure(error: BaseException) -> Ending:
@@ -223,12 +225,13 @@ def failure(error: BaseException) -> Ending:
     import traceback
 
     text = "".join(traceback.format_exception(error))
-    said = f"{type(error).__name__}: {error}"
+    said = causes.said(error)
     if isinstance(error, BadMetrics):
-        return Ending("FAIL", None, f"error: {error}"[:_MAX_REASON], text=text)
+        return Ending("FAIL", None, f"error: {causes.printable(str(error))}"[:_MAX_REASON],
+                      text=text)
     if is_out_of_memory(error):
         return Ending("FAIL", None, f"oom: {said}"[:_MAX_REASON], spoiled=True, text=text)
-    spoiled = "CUDA error" in said or "device-side assert" in said
+    spoiled = causes.spoils(error) or any(map(is_out_of_memory, causes.chain(error)))
     return Ending("FAIL", None, f"error: {said}"[:_MAX_REASON], spoiled=spoiled, text=text)
 
 
@@ -236,6 +239,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that the device's or the host's memory is full."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    text = str(error)
+    text = causes.whole(error)
     return isinstance(error, RuntimeError) and (
         "out of memory" in text or "can't allocate memory" in text)

@@ -34,6 +34,7 @@ class Checkpoints:
         Returns: the files that it displaces, to be deleted once its end is stored.
         Raises:
             OSError: the file could not be written; the trial has no weights then.
+            HpoError: the database stayed away.
         """
         phase = phase_of(study)
         displaced: list[str] = []

@@ -18,6 +18,7 @@ from hpo.errors import HpoError, InputError
 from hpo.pool import Pool
 from hpo.search import check_sampler
 from hpo.settings import STORED, Settings, check
+from hpo.trial_log import forgive
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +107,8 @@ def _with_pool(
 
     check(settings)
     validate_name(settings.name)
+    # A disk that is full, or a reader that is gone, must not end a night's run.
+    forgive()
     stopper = Stopper()
     stopper.install()
     stopper.limit(settings.timeout_s)
@@ -314,4 +317,9 @@ def _written(course: phases.Course, found: Results) -> str:
         return f"hpo report --study {shlex.quote(course.name)} writes the report"
     from hpo.ask import publish
 
-    return f"report: {publish(course.db, found, course.settings.home)}"
+    try:
+        return f"report: {publish(course.db, found, course.settings.home)}"
+    except OSError as error:
+        # The result is registered; its report can be written at any time.
+        return (f"its report could not be written ({error}), "
+                f"hpo report --study {shlex.quote(course.name)} does it later")

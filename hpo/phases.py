@@ -69,6 +69,7 @@ class Course:
     def __post_init__(self) -> None:
         self.reaper = Reaper(self.db, self.name, space_from_json(self.spec["space"]),
                              self.spec["metric"], self.settings.max_retries, self.show.say)
+        self.pool.goes_on = self.settings.max_failures == 0
         self.watch = Watch(self.settings.epoch_timeout_s)
         self.failures = FirstFailures(self.settings.max_failures,
                                        self.settings.home / "logs" / self.name)

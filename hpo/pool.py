@@ -59,6 +59,8 @@ class Member:
     trials: dict[tuple[Any, Any], Heard] = field(default_factory=dict)
     # Why the parent has ended it.
     why: str | None = None
+    # The ticket that it began last, if it has not told an end since.
+    ticket: tuple[Any, Any] | None = None
 
     def tail(self, n_lines: int = 12) -> str:
         """Return the last lines that the worker printed outside of a trial."""
@@ -81,7 +83,10 @@ class Pool:
         self.members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
         self._order: dict[str, Any] | None = None
-        self._deaths = 0
+        # By ticket, since one that is tried again dies again; by pid of those that had none.
+        self._deaths: set[Any] = set()
+        # Whether the workers that die of a trial are not counted.
+        self.goes_on = False
         self._fatal: HpoError | None = None
         self._stopping = False
 
@@ -201,6 +206,8 @@ class Pool:
 
     def _note(self, member: Member, event: dict[str, Any]) -> None:
         kind, key = event["event"], (event.get("study"), event.get("number"))
+        if kind in ("draw", "begin"):
+            member.ticket = (event["study"], event["idx"])
         if kind == "draw":
             member.trials[key] = Heard()
         elif kind == "begin":
@@ -211,7 +218,8 @@ class Pool:
             member.trials[key].ending = event["end"]
         elif kind in ("end", "lost"):
             member.trials.pop(key, None)
-            self._deaths = 0
+            member.ticket = None
+            self._deaths.clear()
         elif kind == "idle":
             member.trials.clear()
 
@@ -234,12 +242,14 @@ class Pool:
         self._close_stdin(member)
         self.members.pop(member.slot.index, None)
         if self._order is not None and not self._stopping:
-            self._deaths += code != 0
-            if self._deaths >= _MAX_DEATHS:
+            if code != 0 and not (self.goes_on and member.ticket):
+                self._deaths.add(member.ticket or member.process.pid)
+            if len(self._deaths) >= _MAX_DEATHS:
                 # Not raised here: of this and other workers there is more to tell first.
                 self._fatal = HpoError(
-                    f"{_MAX_DEATHS} workers died one after another, the last with code {code}; "
-                    f"it printed:\n{event['tail']}")
+                    f"{_MAX_DEATHS} workers died one after another, the last with code {code} "
+                    f"(--max-failures 0 goes on whatever trials do); it printed:\n"
+                    f"{event['tail']}")
                 return event
             self._start(member.slot)
         return event

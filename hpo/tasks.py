@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import threading
 import time
@@ -13,10 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo import causes
 from hpo.attempt import Attempt, make_run
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
+from hpo.errors import HpoError
 from hpo.kept import Checkpoints
+from hpo.leftovers import Leftovers, Trim
 from hpo.queue import MICRO_BATCH, back_after, end_to_json, owner_token, phase_of
 from hpo.search import BLIND, draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
@@ -31,10 +33,6 @@ if TYPE_CHECKING:
 
     from storage.ending import TrialEnd
     from storage.ticket import Claim, Ticket
-
-# To look for freed memory takes milliseconds in a large process.
-_TRIM_EVERY_S = 1.0
-
 
 class Tasks:
     """A worker's open database and studies, and the way each kind of ticket is done."""
@@ -56,6 +54,7 @@ class Tasks:
         self._source = source_digest(spec.build)
         self._studies: dict[str, Study] = {}
         self._trim = Trim()
+        self._leftovers = Leftovers()
         self.turns = Turns(self.db, order, self.owner)
         # What a first trial would load is loaded before it is claimed.
         make_sampler(order["sampler"], spec.space, order["seed"], 0)
@@ -126,6 +125,7 @@ class Tasks:
                           self._source, lambda text: self._note(claim, text))
         # Without it the parent holds a trial for one that was taken ahead and not begun.
         self._say("draw", claim)
+        self._leftovers.begin()
         with self.logs.to(self._log_path(phase_of(ticket.study), f"{number}.log")):
             try:
                 study = self._study(ticket.study)
@@ -143,6 +143,8 @@ class Tasks:
             if ending.state == "COMPLETE" and attempt.trainer is not None:
                 displaced = self._keep_checkpoint(claim, ending, attempt.trainer)
         took = time.monotonic() - started
+        if fault := self.logs.news():
+            self.channel.send("note", text=f"logs are incomplete, trials go on: {fault}")
         self._close_trial(claim, ending, params, attempt, displaced, took, began_at)
         return ending.spoiled
 
@@ -195,9 +197,12 @@ class Tasks:
         self.turns.settle()
         try:
             return self.kept.keep(claim.ticket.study, int(claim.number or 0), ending, trainer.save)
-        except OSError as error:
-            # A full disk costs the weights of this trial, not its result.
-            self._note(claim, f"its checkpoint could not be written: {error}")
+        except HpoError:
+            raise
+        except Exception as error:
+            # A full disk, or a device, costs the weights of this trial, not its result.
+            ending.spoiled = ending.spoiled or causes.spoils(error)
+            self._note(claim, f"its checkpoint could not be written: {causes.said(error)}")
             return []
 
     def _note(self, claim: Claim, text: str) -> None:
@@ -235,6 +240,9 @@ class Tasks:
         end = self._end_of(claim, ending, took, began_at, back)
         # The parent stores it, should this process die before it has.
         self._say("ending", claim, end=end_to_json(end))
+        attempt.trainer = None
+        left = self._leftovers.clear(failed=ending.state == "FAIL")
+        ending.spoiled = ending.spoiled or left is not None
         if self.stop.is_set() or ending.spoiled:
             self.turns.end(end, told, last=True)
         elif took < SHORT_S and self._is_blind(ticket):
@@ -332,22 +340,3 @@ def finite(data: Any) -> Any:
     if isinstance(data, float) and (data != data or data in (float("inf"), float("-inf"))):
         return None
     return data
-
-
-def give_memory_back() -> None:
-    """Return what glibc keeps of freed memory to the system, so that trials do not add up."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-class Trim:
-    """Gives memory back after trials, but not so often that it costs short ones their time."""
-
-    def __init__(self) -> None:
-        self._done_at = time.monotonic()
-
-    def after_trial(self) -> None:
-        """Give memory back, unless that was done a moment ago."""
-        if time.monotonic() - self._done_at >= _TRIM_EVERY_S:
-            give_memory_back()
-            self._done_at = time.monotonic()

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpo import discover
+from hpo import discover, trial_log
 from hpo.channel import Channel, LineBuffer
 from hpo.errors import HpoError
 
@@ -169,6 +169,7 @@ def main() -> int:
     # The parent decides what Ctrl-C means; the terminal sends it to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    trial_log.forgive()
     # The parent asks a worker that has got stuck where it is; the answer goes to the trial's log.
     faulthandler.register(signal.SIGUSR1)
     # A forked loader process would inherit CUDA's state and this process's threads.

@@ -175,4 +175,10 @@ def explain(error: SQLAlchemyError, url: str) -> StorageError | InputError:
         return InputError(
             f"storage '{mask(url)}' has not been set up ({cause}); `hpo init` does that"
         )
-    return StorageError(f"storage '{mask(url)}': {cause}")
+    full = "; make room there, and run the same command again" if is_full(cause) else ""
+    return StorageError(f"storage '{mask(url)}': {cause}{full}")
+
+
+def is_full(cause: str) -> bool:
+    """Say whether a database's words mean that its disk is full."""
+    return "disk is full" in cause or "No space left on device" in cause

@@ -227,13 +227,18 @@ def test_an_objective_cannot_swallow_its_pruning() -> None:
 @pytest.mark.parametrize(("error", "reason", "spoiled"), [
     (ValueError("boom"), "error: ValueError: boom", False),
     (SystemExit(3), "error: SystemExit: 3", False),
-    (MemoryError(), "oom: MemoryError: ", True),
+    (MemoryError(), "oom: MemoryError", True),
+    (KeyboardInterrupt(), "error: KeyboardInterrupt", False),
+    (GeneratorExit(), "error: GeneratorExit", False),
+    (OSError(24, "Too many open files"), "error: OSError: [Errno 24] Too many open files", True),
     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
      "oom: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", True),
     (torch.OutOfMemoryError("CUDA out of memory."), "oom: OutOfMemoryError: CUDA out of memory.",
      True),
     (RuntimeError("CUDA error: device-side assert triggered"),
-     "error: RuntimeError: CUDA error: device-side assert triggered", True),
+     "error: RuntimeError: CUDA error: device-side assert triggered (mostly a label or an index "
+     "out of its range; the log may say more, and CUDA_LAUNCH_BLOCKING=1 or --devices cpu shows "
+     "the line)", True),
 ], ids=lambda value: str(value)[:30])
 def test_an_error_of_the_objective_is_the_reason(
     error: BaseException, reason: str, spoiled: bool

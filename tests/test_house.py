@@ -31,7 +31,7 @@ FLOORS = [
     ["hpo.attempt"],
     ["hpo.kept", "hpo.turns", "hpo.first_failures", "hpo.states", "hpo.presence", "hpo.alive"],
     ["hpo.drive", "hpo.search", "hpo.studies", "hpo.channel", "hpo.trial_log"],
-    ["hpo.queue", "hpo.samplers", "hpo.tpe", "hpo.pruners"],
+    ["hpo.queue", "hpo.samplers", "hpo.tpe", "hpo.pruners", "hpo.causes", "hpo.leftovers"],
     ["hpo.baselines"],
     ["hpo.train"],
     ["hpo.dashboard", "hpo.report"],

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def write(path: Path, entry: Mapping[str, Any]) -> None:
-    """Write a checkpoint aside, sync it and rename it into place."""
+    """Write a checkpoint aside, sync it and rename it into place.
+
+    Raises:
+        OSError: the disk is full, say, or the folder no place to write; nothing is left.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -30,8 +34,11 @@ def write(path: Path, entry: Mapping[str, Any]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as error:
         Path(aside).unlink(missing_ok=True)
+        # Where the disk refuses, torch's writer raises what it makes of its own bytes' place.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
     _sync_folder(path.parent)
 
