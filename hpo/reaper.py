@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpo import queue
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 # A reason is one line of a table; a worker's last line may be any length.
 _MAX_LAST_LINE = 300
+# A lease that has run out is watched for as long as its owner takes to renew it, and a bit: where
+# the database's clock is set on or back, all leases look as if they had.
+_WATCH_S = queue.LEASE_S / 3 + 2.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Reaper:
     metric: str
     max_retries: int | None
     say: Callable[[str], None]
+    watch_s: float = _WATCH_S
+    # By ticket: its lease as it was seen first, and when.
+    _watched: dict[int, tuple[float | None, float]] = field(default_factory=dict)
 
     def bury(self, gone: Mapping[str, Any]) -> None:
         """Close the trials of a worker by the event with which the pool told of its end."""
@@ -48,6 +55,8 @@ class Reaper:
             if gone and (ticket.host, ticket.pid) != (socket.gethostname(), gone["pid"]):
                 # What is known of another's trials comes with its own end.
                 continue
+            if not self._is_lost(ticket):
+                continue
             known, why = heard.get((ticket.study, ticket.trial_number)), reason
             if known is not None:
                 queue.store_params(self.db, ticket, self.space, known.params)
@@ -58,6 +67,17 @@ class Reaper:
             elif gone or not queue.was_begun(self.db, ticket):
                 why = f"{queue.NOT_BEGUN}: {reason}"
             self._close(ticket, why)
+
+    def _is_lost(self, ticket: Ticket) -> bool:
+        """Return whether a ticket's worker is dead, or did not renew its lease under our eyes."""
+        if queue.is_gone(ticket.owner or ""):
+            return True
+        now = time.monotonic()
+        lease, since = self._watched.setdefault(ticket.id, (ticket.lease_until, now))
+        if lease != ticket.lease_until:
+            self._watched[ticket.id] = ticket.lease_until, now
+            return False
+        return now - since >= self.watch_s
 
     def _close(self, ticket: Ticket, why: str) -> None:
         params = queue.stored_params(self.db, ticket, self.space)

@@ -74,7 +74,8 @@ class TrialEnd:
 
     def __post_init__(self) -> None:
         self._began_at = None if self.began_at is None else rows.utc_naive(self.began_at)
-        self._at = rows.utc_naive()
+        # A clock that was set back meanwhile must not give a trial that ended before it began.
+        self._at = max(rows.utc_naive(), self._began_at or datetime.min)
         # The same time as our own tables take it.
         self._ended_at = self._at.replace(tzinfo=UTC)
         self._texts = _texts(self.user_attrs)

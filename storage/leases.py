@@ -47,6 +47,16 @@ RENEW = Prepared(
 )
 
 
+# No lease is this long: one that ends later was written before the clock was set back.
+_FAR_S = 900.0
+
+
+def has_passed(table: FromClause) -> ColumnElement[bool]:
+    """Return the condition that a ticket's lease has run out, by the database's clock."""
+    now = now_s()
+    return (table.c.lease_until < now) | (table.c.lease_until > now + _FAR_S)
+
+
 @dataclass
 class Lease:
     """The lease of one ticket, as its owner knows it."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, update
 
-from storage.columns import clip, now_s, utc_now
-from storage.leases import RUNNING, in_state
+from storage.columns import clip, utc_now
+from storage.leases import RUNNING, has_passed, in_state
 from storage.prepared import Answer, Prepared
 from storage.schema import tickets
 
@@ -117,7 +117,7 @@ def held(ticket_id: Any, owner: Any, expired_only: bool, trial_id: Any = None) -
         where &= tickets.c.trial_id == trial_id
     if owner is not None:
         where &= tickets.c.owner == owner
-    return where & (tickets.c.lease_until < now_s()) if expired_only else where
+    return where & has_passed(tickets) if expired_only else where
 
 
 def free() -> dict[str, None]:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from hpo.errors import StorageError
 from storage.claiming import Claiming, ticket_of
 from storage.columns import now_s, utc_now
-from storage.leases import RUNNING, in_state, renew
+from storage.leases import RUNNING, has_passed, in_state, renew
 from storage.link import Link
 from storage.schema import tickets
 from storage.studies import StudyStorage
@@ -199,7 +199,7 @@ class Tickets:
 
     def expired(self) -> Sequence[Ticket]:
         """Return the running tickets whose lease has passed."""
-        return self._read(in_state(tickets, RUNNING) & (tickets.c.lease_until < now_s()))
+        return self._read(in_state(tickets, RUNNING) & has_passed(tickets))
 
     def running(self, name: str) -> Sequence[Ticket]:
         """Return the running tickets of a study and its phases."""
