@@ -121,7 +121,11 @@ def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
     from hpo.presence import Presence
     from hpo.tasks import Tasks
 
-    tasks = Tasks(spec, command["order"], channel, stop)
+    try:
+        tasks = Tasks(spec, command["order"], channel, stop)
+    except HpoError as error:
+        channel.send("error", text=str(error))
+        return EXIT_STORAGE
     presence = Presence(tasks.db, tasks.order, tasks.owner)
     idle = False
     try:

@@ -94,6 +94,10 @@ def _sqlite_engine(url: URL, timeout_s: float) -> Engine:
     wait_s = min(BUSY_TIMEOUT_S, timeout_s)
     engine = create_engine(url, connect_args={"timeout": wait_s})
     event.listen(engine, "connect", _prepare_sqlite)
+    if path is not None:
+        same = _SameFile(path)
+        event.listen(engine, "do_connect", lambda *_: same.check())
+        event.listen(engine, "checkout", lambda *_: same.check())
     event.listen(engine, "begin", lambda connection: _begin_sqlite(connection, wait_s))
     return engine
 
@@ -116,6 +120,34 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     connection.isolation_level = None
     # In WAL mode NORMAL can lose the last commits at a power cut but never damages the file.
     connection.execute("PRAGMA synchronous=NORMAL")
+
+
+class _SameFile:
+    """Refuses to work on where the file was deleted: what is written then would go nowhere.
+
+    SQLite itself goes on with a file that has no name any more, or makes a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._was: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raise unless the file is the one that was there first."""
+        now = self._now()
+        if self._was is None:
+            self._was = now
+        elif now != self._was:
+            gone = sqlite3.OperationalError("unable to open database file: it was deleted or "
+                                            "replaced while it was in use")
+            raise DBAPIError.instance("", None, gone, sqlite3.Error)
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 def _begin_sqlite(connection: Connection, wait_s: float) -> None:
