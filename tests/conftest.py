@@ -29,8 +29,9 @@ import storage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# What a machine may lack and still be called complete: a GPU, and a user other than root.
-_MAY_LACK = ("CUDA", "root may")
+# What a machine may lack and still be called complete: a GPU, a user other than root, or one who
+# may mount.
+_MAY_LACK = ("CUDA", "root may", "may mount")
 
 
 @pytest.hookimpl(hookwrapper=True)
