@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +132,7 @@ def by_worker(url: str, sampler: str, n_trials: int, folder: Path) -> dict[str, 
              "sampler": sampler, "pruner": "median", "prune_startup": 5, "prune_warmup": N_EPOCHS,
              "epochs": N_EPOCHS, "seed": 1, "allow_duplicates": False, "max_retries": None,
              "top_k": 0, "device": "cpu", "worker": 0, "data_fraction": 1.0}
-    tasks = Tasks(spec, order, Channel(os.open(os.devnull, os.O_WRONLY)), threading.Event())
+    tasks = Tasks(spec, order, Channel(os.open(os.devnull, os.O_WRONLY)), Stop())
 
     def one_trial() -> None:
         claim = tasks.turns.next()

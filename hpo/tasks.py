@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from hpo.search import BLIND, draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
 from hpo.spec import StudySpec
 from hpo.states import StateWriter
+from hpo.stop import Stop
 from hpo.trial_log import TrialLogs
 from hpo.turns import SHORT_S, Turns
 from hpo.versions import source_digest
@@ -38,7 +38,7 @@ class Tasks:
     """A worker's open database and studies, and the way each kind of ticket is done."""
 
     def __init__(
-        self, spec: StudySpec, order: dict[str, Any], channel: Channel, stop: threading.Event
+        self, spec: StudySpec, order: dict[str, Any], channel: Channel, stop: Stop
     ) -> None:
         from storage.database import Database
 
@@ -137,6 +137,8 @@ class Tasks:
             except (ValueError, ArithmeticError, TypeError, KeyError, RuntimeError) as error:
                 # A sampler or a distribution that refuses its input costs this trial alone.
                 ending = failure(error)
+            if ending.kind == "interrupted" and self.stop.is_set() and not self.stop.is_of_run():
+                ending.reason = f"worker lost: its process alone was told to end, {ending.reason}"
             if ending.text:
                 print(ending.text, flush=True)
             displaced: list[str] = []

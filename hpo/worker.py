@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpo import discover, trial_log
 from hpo.channel import Channel, LineBuffer
 from hpo.errors import HpoError
+from hpo.stop import Stop
 
 if TYPE_CHECKING:
     from hpo.tasks import Tasks
@@ -35,7 +36,7 @@ EXIT_STORAGE = 74
 class Commands(threading.Thread):
     """Reads the parent's commands; the end of them means that the parent is gone."""
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: Stop) -> None:
         super().__init__(daemon=True, name="commands")
         self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
         self._stop_event = stop
@@ -50,7 +51,7 @@ class Commands(threading.Thread):
                     self.inbox.put(command)
             if any(command["cmd"] == "stop" for command in commands):
                 break
-        self._stop_event.set()
+        self._stop_event.by_run()
         self.inbox.put({"cmd": "stop"})
         # A trial looks at the event once an epoch; one that is stuck must not outlive its parent.
         time.sleep(STOP_GRACE_S)
@@ -117,7 +118,7 @@ def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
 
 
 def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
-          stop: threading.Event) -> int:
+          stop: Stop) -> int:
     from hpo.presence import Presence
     from hpo.tasks import Tasks
 
@@ -169,7 +170,7 @@ def _close(tasks: Tasks) -> bool:
 def main() -> int:
     """Run a worker; its study, device and event pipe come in the environment."""
     study, device = os.environ["HPO_WORKER_STUDY"], os.environ["HPO_WORKER_DEVICE"]
-    stop = threading.Event()
+    stop = Stop()
     # The parent decides what Ctrl-C means; the terminal sends it to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import ForkServerContext
@@ -27,6 +26,7 @@ from hpo import Categorical, Int, discover
 from hpo.baselines.grid import cells
 from hpo.channel import Channel
 from hpo.queue import fixed_items, search_items
+from hpo.stop import Stop
 from hpo.studies import ensure_study
 from hpo.tasks import Tasks
 from storage import Database
@@ -52,7 +52,7 @@ def work(folder: Path, orders: Sequence[Mapping[str, Any]], worker: int) -> list
     for each in orders:
         spec, count = discover.load(each["module"]), 0
         BARRIER.wait(LIMIT_S)
-        tasks = Tasks(spec, {**each, "worker": worker}, Channel(events), threading.Event())
+        tasks = Tasks(spec, {**each, "worker": worker}, Channel(events), Stop())
         BARRIER.wait(LIMIT_S)
         while claim := tasks.turns.next():
             assert not tasks.run(claim)

@@ -354,9 +354,10 @@ DEADLY = """
     def objective(run, x):
         if 1 <= x <= int(os.environ.get("TEST_DEADLY", "4")):
             os._exit(9)
-        yield {"loss": float(x)}
+        for _ in range(run.epochs):
+            yield {"loss": float(x)}
 
-    STUDY = StudySpec(space={"x": Int(0, 6)}, objective=objective, minimize="loss", epochs=1)
+    STUDY = StudySpec(space={"x": Int(0, 6)}, objective=objective, minimize="loss", epochs=2)
 """
 
 
@@ -373,6 +374,18 @@ def test_a_retry_that_dies_like_the_trial_before_it_is_no_second_bad_trial(
     assert sorted(lost) == [1, 1, 2, 2, 3, 3, 4, 4]
     assert {trial.params["x"] for trial in found if trial.state.name == "COMPLETE"} == {0, 5, 6}
     db.close()
+
+
+def test_a_trial_that_has_its_own_process_told_to_end_is_tried_again_once(tmp_path: Path) -> None:
+    """As a guard over the host's memory does to the largest process: before, for ever."""
+    write_text(tmp_path, "s", DEADLY.replace("os._exit(9)", "os.kill(os.getpid(), 15)"))
+    hpo(tmp_path, *grid_words("s"), env={"TEST_DEADLY": "1"})
+    found = trials(tmp_path, "s/grid")
+    failed = [t for t in found if t.state.name == "FAIL" and t.params]
+    assert [t.params["x"] for t in failed] == [1, 1]
+    assert all(t.user_attrs["reason"].startswith("worker lost: its process alone was told to end")
+               for t in failed)
+    assert {t.params["x"] for t in found if t.state.name == "COMPLETE"} == {0, 2, 3, 4, 5, 6}
 
 
 def test_five_trials_in_a_row_that_kill_their_worker_end_the_run_unless_told_otherwise(
