@@ -21,6 +21,7 @@ from typing import IO, Any
 from hpo.channel import LineBuffer
 from hpo.devices import Slot
 from hpo.errors import HpoError, InputError
+from hpo.guard import Guard
 from hpo.worker import STOP_GRACE_S
 
 # The child takes over the parent's import path before it imports anything of ours; -P keeps a
@@ -89,6 +90,7 @@ class Pool:
         self.goes_on = False
         self._fatal: HpoError | None = None
         self._stopping = False
+        self._guard: Guard | None = None
 
     def start(self, slots: Sequence[Slot]) -> None:
         """Start a worker for each of these slots."""
@@ -109,6 +111,8 @@ class Pool:
             os.close(writer)
         member = Member(slot, process, reader, output)
         self.members[slot.index] = member
+        self._guard = self._guard or Guard(STOP_GRACE_S + 1)
+        self._guard.add(process.pid)
         self._selector.register(reader, selectors.EVENT_READ, member)
         if self._order is not None:
             self._send(member, "work", order=dict(self._order))
@@ -240,6 +244,8 @@ class Pool:
                  "pid": member.process.pid, "why": member.why}
         member.output.close()
         self._close_stdin(member)
+        if self._guard is not None:
+            self._guard.remove(member.process.pid)
         self.members.pop(member.slot.index, None)
         if self._order is not None and not self._stopping:
             if code != 0 and not (self.goes_on and member.ticket):
@@ -274,6 +280,9 @@ class Pool:
             if left <= 0:
                 self.kill()
             events += self.poll(max(0.05, min(left, 1.0)))
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
         return events
 
     def end(self, pid: int, why: str) -> None:

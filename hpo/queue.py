@@ -14,6 +14,7 @@ from datetime import datetime
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
+from hpo.guard import began
 from hpo.space import Param, params_from_json, params_key, params_to_json
 
 if TYPE_CHECKING:
@@ -45,17 +46,7 @@ def phase_of(study: str) -> str:
 
 def owner_token() -> str:
     """Return this process's name as an owner of tickets: host, pid and start of the process."""
-    return f"{socket.gethostname()}|{os.getpid()}|{_started(os.getpid())}"
-
-
-def _started(pid: int) -> str:
-    """Return the start time of a process as the kernel counts it, or an empty text."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            # The command may hold blanks and brackets; the fields after it do not.
-            return file.read().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return ""
+    return f"{socket.gethostname()}|{os.getpid()}|{began(os.getpid())}"
 
 
 def is_gone(owner: str) -> bool:
@@ -65,7 +56,7 @@ def is_gone(owner: str) -> bool:
     if host != socket.gethostname() or not pid.isdecimal():
         return False
     if os.path.isdir("/proc"):
-        return _started(int(pid)) != started
+        return began(int(pid)) != started
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

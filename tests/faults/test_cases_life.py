@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,6 +116,28 @@ def test_workers_end_by_themselves_when_their_parent_is_killed(tmp_path: Path) -
     found = trials(tmp_path, "s")
     assert states(found).count("COMPLETE") == 3 and "RUNNING" not in states(found)
     assert all(again.params == lost.params for lost, again in chain(found, "interrupted"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="blocks in the C library by its Linux name")
+def test_a_worker_that_hears_nothing_is_ended_when_its_parent_is_killed(tmp_path: Path) -> None:
+    """It never lets go of the interpreter's lock: no thread sees that the run is gone."""
+    write(tmp_path, "s", body="""
+        import ctypes
+        (HERE / "begun" / str(os.getpid())).touch()
+        ctypes.PyDLL(None).sleep(600)
+        yield {"loss": x}
+    """)
+    (tmp_path / "begun").mkdir()
+    process = started(tmp_path, *search_words("s", "--n-trials", 1))
+    deadline = time.monotonic() + 60
+    while not left(tmp_path):
+        assert process.poll() is None and time.monotonic() < deadline, "no trial has begun"
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=60)
+    began = time.monotonic()
+    assert without_any_left(tmp_path, 30)
+    assert time.monotonic() - began < 15
 
 
 def test_a_run_that_is_told_to_end_ends_its_workers_and_leaves_nothing_running(
