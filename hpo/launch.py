@@ -18,6 +18,7 @@ from hpo.errors import HpoError, InputError
 from hpo.pool import Pool
 from hpo.search import check_sampler
 from hpo.settings import STORED, Settings, check
+from hpo.states import sweep
 from hpo.trial_log import forgive
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
         phases.run(course)
         pool.stop()
         show.close()
+        sweep(settings.home / "artifacts" / course.name, lambda: not (
+            db.tickets.any_waits(course.name) or db.tickets.running(course.name)))
         _say_result(course, time.monotonic() - started)
         return _exit_code(course)
 

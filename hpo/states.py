@@ -155,14 +155,30 @@ class TrialStates:
         return time.thread_time() - began
 
 
+# Whole states, and those whose writer was killed.
+_FILES = ("epoch-*.state", ".epoch-*.state-*")
+
+
 def remove_states(folder: Path) -> None:
     """Delete the training states of a trial's folder, and the folder if nothing else is in it."""
-    for pattern in ("epoch-*.state", ".epoch-*.state-*"):
+    for pattern in _FILES:
         for path in folder.glob(pattern):
             with suppress(OSError):
                 path.unlink()
     with suppress(OSError):
         folder.rmdir()
+
+
+def sweep(artifacts: Path, is_over: Callable[[], bool]) -> None:
+    """Delete the states that trials of a study have left, if it is over: nobody goes on with them.
+
+    A worker that was killed right after its trial's end has left them, as its parent stored the
+    end. Which there are is looked up before `is_over`, so those of a trial that begins are safe.
+    """
+    folders = {path.parent for pattern in _FILES for path in artifacts.glob(f"*/*/{pattern}")}
+    if folders and is_over():
+        for folder in folders:
+            remove_states(folder)
 
 
 class Continued:

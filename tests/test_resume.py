@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from commands import arguments, environment, hpo, search, search_words, trials, write, write_text
 
+from hpo.states import sweep
+
 N_EPOCHS = 8
 # Its epochs take 0.4 s while the file `slow` is there, so that a test may cut in.
 RECIPE = """
@@ -209,3 +211,22 @@ def test_a_batch_that_does_not_fit_in_two_parts_either_fails(tmp_path: Path) -> 
     assert [trial.state.name for trial in found] == ["FAIL", "FAIL"]
     assert found[1].user_attrs["reason"].startswith("oom: ")
     assert "tried again" not in found[1].user_attrs["reason"]
+
+
+def test_states_that_a_killed_worker_left_of_an_ended_trial_go_as_the_run_ends(
+    tmp_path: Path
+) -> None:
+    """Its parent stored the end; what the user keeps in a trial's folder stays."""
+    write_text(tmp_path, "s", recipe(tmp_path, epochs=1))
+    search(tmp_path, "s", *WORDS)
+    artifacts = tmp_path / "hpo-runs" / "artifacts" / "s"
+    left = artifacts / "search" / "0" / "epoch-000001.state"
+    aside = artifacts / "grid" / "3" / ".epoch-000002.state-abc"
+    mine = left.parent / "mine.txt"
+    for path in (left, aside, mine):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    sweep(artifacts, lambda: False)
+    assert left.exists() and aside.exists()
+    search(tmp_path, "s", *WORDS)
+    assert mine.exists() and not left.exists() and not aside.parent.exists()
