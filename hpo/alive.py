@@ -5,7 +5,7 @@ A worker at a trial holds a lease and renews it; an idle one writes its own row 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -68,7 +68,8 @@ def workers(db: Database, name: str) -> list[Worker]:
                                                  one[0].id))
                for owner, held in by_owner.items()}
     last = _last_epochs(db, [ticket for ticket, _ in current.values()])
-    at_work = [_at_ticket(db, *one, last, len(by_owner[owner]) - 1)
+    rows = db.runs.workers(current)
+    at_work = [_at_ticket(*one, last, len(by_owner[owner]) - 1, rows.get(owner, {}))
                for owner, one in current.items()]
     return [*at_work, *_idle(db, name, set(by_owner))]
 
@@ -83,10 +84,9 @@ def _last_epochs(db: Database, tickets: Sequence[Ticket]) -> LastEpochs:
 
 
 def _at_ticket(
-    db: Database, ticket: Ticket, left_s: float, last: LastEpochs, n_ahead: int
+    ticket: Ticket, left_s: float, last: LastEpochs, n_ahead: int, row: Mapping[str, Any]
 ) -> Worker:
     owner = ticket.owner or ""
-    row = db.runs.worker(owner) or {}
     lost = left_s < 0 or is_gone(owner)
     epoch, epoch_at = last.get((ticket.study, ticket.trial_number), (None, None))
     return Worker(

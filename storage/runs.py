@@ -7,7 +7,7 @@ in the database.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Table, select, update
@@ -74,8 +74,13 @@ class Runs:
 
     def worker(self, owner: str) -> dict[str, Any] | None:
         """Return the row of one worker, also of one that has ended."""
-        found = self._read(workers, workers.c.owner == _key(owner))
-        return _whole(found[0]) if found else None
+        return self.workers([owner]).get(owner)
+
+    def workers(self, owners: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the rows of those of these workers that have one, by owner."""
+        keys = {_key(owner): owner for owner in owners}
+        return {keys[row["owner"]]: _whole(row)
+                for row in self._read(workers, workers.c.owner.in_(keys))}
 
     def left(self, owner: str) -> None:
         """Say that a worker has ended; its row stays, for what its trials were run with."""
