@@ -135,9 +135,14 @@ def test_each_worker_keeps_to_its_device_also_after_one_is_killed(tmp_path: Path
     """C40.1, C40.2, C40.5: with 4,5 visible, `--devices 0,1` are 4 and 5; trial 3 kills itself."""
     write(tmp_path, "s", body="""
         began = time.time()
+        (HERE / f"pid-{os.getpid()}").touch()
         if run.dir.name == "3" and not (HERE / "killed").exists():
             (HERE / "killed").touch()
             os.kill(os.getpid(), 9)
+        # Else all trials are done before the third worker has started.
+        while int(run.dir.name) > 4 and len(list(HERE.glob("pid-*"))) < 3:
+            assert time.time() < began + 120
+            time.sleep(0.05)
         time.sleep(0.2)
         with open(HERE / "log", "a") as file:
             file.write(f"{os.environ['CUDA_VISIBLE_DEVICES']} {began} {time.time()} "
