@@ -43,8 +43,8 @@ SPACE = {"lr": Float(1e-4, 1e-1, log=True), "weight_decay": Float(1e-6, 1e-1, lo
 
 def build(run, *, lr, weight_decay, dropout):
     return Recipe(data=digits(run), model=NET(hidden=64, dropout=dropout),
-                  optimizer=AdamW(lr=lr, weight_decay=weight_decay), schedule=OneCycle(),
-                  batch_size=64)
+                  optimizer=AdamW(lr=lr, weight_decay=weight_decay, decay_all=True),
+                  schedule=OneCycle(), batch_size=64)
 
 STUDY = StudySpec(space=SPACE, build=build, maximize="val_accuracy", epochs=EPOCHS, grid=GRID)
 '''

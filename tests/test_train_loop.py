@@ -115,11 +115,13 @@ def test_train_loss_is_the_mean_over_rows_and_lr_the_last_step_s():
 
 
 def test_the_loop_makes_the_steps_of_a_plain_torch_loop():
-    """Same weights, same batches, torch's own AdamW, OneCycleLR and clipping."""
+    """Same weights, same batches, torch's own AdamW, OneCycleLR and clipping; biases keep."""
     run, recipe = make_run(), digits_recipe(model=MLP(hidden=16), clip_norm=0.5)
     trainer, twin = Trainer(recipe, run), Trainer(recipe, run)
     model = twin.model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=1e-2)
+    optimizer = torch.optim.AdamW([
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 1e-2},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}], lr=5e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 5e-3, total_steps=2 * twin.steps_per_epoch, cycle_momentum=False)
     list(trainer.epochs())

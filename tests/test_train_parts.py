@@ -83,9 +83,16 @@ def test_label_smoothing_is_the_formula_in_float64():
     assert float(got) == pytest.approx(expected, rel=1e-6)
 
 
+def one_weight() -> tuple[nn.Module, nn.Parameter]:
+    """Return a module of one weight, [1, -2], and that weight."""
+    model = nn.Linear(2, 1, bias=False)
+    model.weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
+    return model, model.weight
+
+
 def test_sgd_with_nesterov_makes_the_formula_s_steps():
-    w = nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = SGD(lr=0.1, momentum=0.9, weight_decay=0.01).make([w])
+    model, w = one_weight()
+    optimizer = SGD(lr=0.1, momentum=0.9, weight_decay=0.01).make(model)
     value, speed = np.array([1.0, -2.0]), np.zeros(2)
     for _ in range(5):
         optimizer.zero_grad()
@@ -94,12 +101,12 @@ def test_sgd_with_nesterov_makes_the_formula_s_steps():
         slope = 2 * value + 0.01 * value
         speed = 0.9 * speed + slope
         value = value - 0.1 * (slope + 0.9 * speed)
-    assert w.detach().numpy() == pytest.approx(value, rel=1e-5)
+    assert w.detach().numpy()[0] == pytest.approx(value, rel=1e-5)
 
 
 def test_adamw_makes_the_formula_s_steps():
-    w = nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = AdamW(lr=0.1, weight_decay=0.05, betas=(0.8, 0.9)).make([w])
+    model, w = one_weight()
+    optimizer = AdamW(lr=0.1, weight_decay=0.05, betas=(0.8, 0.9)).make(model)
     value, m, v = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2)
     for t in range(1, 6):
         optimizer.zero_grad()
@@ -109,7 +116,7 @@ def test_adamw_makes_the_formula_s_steps():
         m, v = 0.8 * m + 0.2 * slope, 0.9 * v + 0.1 * slope ** 2
         step = m / (1 - 0.8 ** t) / (np.sqrt(v / (1 - 0.9 ** t)) + 1e-8)
         value = value * (1 - 0.1 * 0.05) - 0.1 * step
-    assert w.detach().numpy() == pytest.approx(value, rel=1e-5)
+    assert w.detach().numpy()[0] == pytest.approx(value, rel=1e-5)
 
 
 def test_a_random_crop_is_a_window_of_the_padded_image_with_all_offsets_alike():

@@ -255,19 +255,21 @@ def sweep(model: torch.nn.Module, optimizer: torch.optim.Optimizer,
           scheduler: Any = None, clip_norm: float | None = None) -> list[float]:
     """Make one optimizer step a rate and return the loss before each; leave no trace.
 
-    `next_loss` gives the training loss of the next batch. The sweep ends at the first loss that is
+    A group's rate is the rate times its `lr_scale`, where it has one. `next_loss` gives the
+    training loss of the next batch. The sweep ends at the first loss that is
     not finite or far above the first. Model, optimizer, scheduler, training mode, gradients
     and the random states of torch, numpy and Python are put back exactly, also after an error.
     """
     import torch
+
+    from hpo.train.groups import set_rate
 
     losses: list[float] = []
     with restored(model, optimizer, scheduler):
         model.train()
         optimizer.zero_grad()
         for rate in rates:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_rate(optimizer, rate)
             loss = next_loss()
             losses.append(float(loss.detach()))
             if _diverged(losses):
@@ -339,16 +341,17 @@ def lr_range(recipe: Recipe, run: Run, *, low: float | None = None,
 
     Rates rise evenly on the log scale, one optimizer step each: as many as the epoch has steps, at
     most 100. An epoch of fewer than 24 steps is cut into smaller batches (of 8 rows or more), so
-    that its rows still give a curve: no row is trained twice. Bounds default to 1e-6..1 for AdamW
-    and to 1e-5..10 for SGD.
+    that its rows still give a curve: no row is trained twice. Bounds default to the optimizer's
+    own: 1e-6..1 for AdamW, 1e-5..10 for SGD. Groups keep their factors between their rates.
 
     Raises:
         InputError: if the bounds do not rise from above 0.
     """
     from hpo.train.loop import Trainer
-    from hpo.train.optim import SGD
+    from hpo.train.optim import OptimizerSpec
 
-    usual = (1e-5, 10.0) if isinstance(recipe.optimizer, SGD) else (1e-6, 1.0)
+    # A user's own optimizer may say none.
+    usual = getattr(recipe.optimizer, "sweep_bounds", OptimizerSpec.sweep_bounds)
     bounds = [usual[0] if low is None else low, usual[1] if high is None else high]
     if not 0 < bounds[0] < bounds[1] < math.inf:
         raise InputError(f"learning-rate range: low must be above 0 and below high, got "

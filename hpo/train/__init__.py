@@ -6,9 +6,31 @@ Loads no torch: a study's module is read in an instant, and torch when a trial s
 from hpo.train.augment import RandomCrop, RandomFlip
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import MLP, SimpleCNN
-from hpo.train.optim import SGD, AdamW
+from hpo.train.optim import (
+    LAMB,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    AdamW,
+    Muon,
+    RMSprop,
+    optimizer,
+)
 from hpo.train.recipe import Recipe
-from hpo.train.schedules import Constant, OneCycle, WarmupCosine
+from hpo.train.schedules import (
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Exponential,
+    Linear,
+    MultiStep,
+    OneCycle,
+    Plateau,
+    Step,
+    WarmupCosine,
+    schedule,
+)
 from hpo.train.sources import (
     cifar10,
     datasets,
@@ -19,7 +41,9 @@ from hpo.train.sources import (
 )
 
 __all__ = [
-    "MLP", "SGD", "AdamW", "Constant", "CrossEntropy", "OneCycle", "RandomCrop", "RandomFlip",
-    "Recipe", "SimpleCNN", "WarmupCosine", "cifar10", "datasets", "digits", "fashion_mnist",
-    "image_folder", "tensors",
+    "LAMB", "MLP", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine",
+    "CosineRestarts", "CrossEntropy", "Exponential", "Linear", "MultiStep", "Muon", "OneCycle",
+    "Plateau", "RMSprop", "RandomCrop", "RandomFlip", "Recipe", "SimpleCNN", "Step",
+    "WarmupCosine", "cifar10", "datasets", "digits", "fashion_mnist", "image_folder",
+    "optimizer", "schedule", "tensors",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpo.errors import DataError, InputError
 from hpo.train import checkpoint
+from hpo.train.groups import set_rate
 from hpo.train.loaded import load
 from hpo.train.randomness import PrivateRandom, generator, global_state, set_global_state
 from hpo.train.recipe import Recipe, describe
 from hpo.train.resume import differences, on_host
+from hpo.train.schedules import Plateau
 from hpo.train.scoring import autocast, device_of, evaluate, make_model
 
 if TYPE_CHECKING:
@@ -107,10 +109,11 @@ class Trainer:
         self.random = PrivateRandom(run.seed, self.device)
         with self.random:
             self.model = make_model(recipe, self.data, self.device)
-        self.optimizer = recipe.optimizer.make(self.model.parameters())
+        self.optimizer = recipe.optimizer.make(self.model)
         self._order = generator(self.data.train.device, run.seed)
         self._draws = generator(self.device, run.seed + 1)
         self._best = _Best(self.model)
+        self._history: list[float] = []
         self._next_epoch = 0
 
     @property
@@ -142,18 +145,28 @@ class Trainer:
         over the whole epoch, validation included. A loss may be NaN: who drives decides.
         """
         n_batches(len(self.data.train), self.recipe.batch_size, self.model, log=True)
-        per_epoch = self.steps_per_epoch
-        rates = self.recipe.schedule.rates(per_epoch * self.run.epochs, self.recipe.optimizer.lr)
+        rates_of = self._rates()
         try:
             for epoch in range(self._next_epoch, self.run.epochs):
                 with self.random:
-                    metrics = self._epoch(rates[epoch * per_epoch:(epoch + 1) * per_epoch])
+                    metrics = self._epoch(rates_of(epoch))
+                    self._history.append(metrics[self.metric])
                     if self._improves(metrics):
                         self._best.keep(epoch, metrics)
                 self._next_epoch = epoch + 1
                 yield metrics
         finally:
             self.close()
+
+    def _rates(self) -> Callable[[int], list[float]]:
+        """Return what gives the rates of an epoch's steps."""
+        schedule, peak = self.recipe.schedule, self.recipe.optimizer.lr
+        size, n_epochs = self.steps_per_epoch, self.run.epochs
+        if isinstance(schedule, Plateau):
+            return lambda epoch: schedule.epoch_rates(epoch, size, n_epochs, peak, self._history,
+                                                      self.maximize)
+        rates = schedule.rates(size * n_epochs, peak)
+        return lambda epoch: rates[epoch * size:(epoch + 1) * size]
 
     def close(self) -> None:
         """End the processes that read for this trial; data on the device stay for the next one."""
@@ -166,7 +179,8 @@ class Trainer:
         a CPU. What a dataset draws at random in loader processes is theirs and is drawn anew.
         """
         return {
-            "next_epoch": self._next_epoch, "model": on_host(self.model.state_dict()),
+            "next_epoch": self._next_epoch, "history": list(self._history),
+            "model": on_host(self.model.state_dict()),
             "optimizer": on_host(self.optimizer.state_dict()), "best": self._best.state_dict(),
             "random": self.random.get_state(), "global_random": global_state(),
             "order": self._order.get_state(), "draws": self._draws.get_state(),
@@ -187,6 +201,7 @@ class Trainer:
         set_global_state(state["global_random"])
         self._order.set_state(state["order"])
         self._draws.set_state(state["draws"])
+        self._history = list(state["history"])
         self._next_epoch = state["next_epoch"]
 
     def _identity(self) -> dict[str, Any]:
@@ -234,8 +249,7 @@ class Trainer:
         optimizer, params = self.optimizer, list(self.model.parameters())
         losses, counts = [], []
         for (images, labels), rate in zip(self.batches(size, len(rates)), rates, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_rate(optimizer, rate)
             losses.append(self._backward(images, labels))
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(params, clip_norm)

@@ -15,8 +15,8 @@ from hpo.errors import InputError
 from hpo.train.checks import number, whole
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import MLP, ModelSpec, SimpleCNN
-from hpo.train.optim import SGD, AdamW
-from hpo.train.schedules import OneCycle, Schedule
+from hpo.train.optim import OptimizerSpec
+from hpo.train.schedules import OneCycle, Plateau, Schedule
 from hpo.train.sources import Source
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Recipe:
 
     data: Source
     model: Model
-    optimizer: AdamW | SGD
-    schedule: Schedule = field(default_factory=OneCycle)
+    optimizer: OptimizerSpec
+    schedule: Schedule | Plateau = field(default_factory=OneCycle)
     batch_size: int = 128
     micro_batch_size: int | None = None
     loss: Loss = field(default_factory=CrossEntropy)
@@ -62,9 +62,10 @@ class Recipe:
         _check_kind("model", self.model, isinstance(self.model, ModelSpec) or callable(self.model),
                     "a model such as SimpleCNN(hidden=256), a module or a function that makes one")
         _check_kind("optimizer", self.optimizer, hasattr(self.optimizer, "make")
-                    and hasattr(self.optimizer, "lr"), "AdamW(lr=...) or SGD(lr=...)")
-        _check_kind("schedule", self.schedule, callable(getattr(self.schedule, "rates", None)),
-                    "OneCycle(), WarmupCosine() or Constant()")
+                    and hasattr(self.optimizer, "lr"), "AdamW(lr=...) or optimizer('sgd', lr=...)")
+        _check_kind("schedule", self.schedule, isinstance(self.schedule, Plateau)
+                    or callable(getattr(self.schedule, "rates", None)),
+                    "OneCycle(), schedule('cosine') or another of hpo.train's")
         _check_kind("loss", self.loss, callable(self.loss), "CrossEntropy() or a function")
         if callable(self.augment):
             object.__setattr__(self, "augment", (self.augment,))
