@@ -4,8 +4,10 @@ Loads no torch: a study's module is read in an instant, and torch when a trial s
 """
 
 from hpo.train.augment import RandomCrop, RandomFlip
+from hpo.train.inits import initialise
 from hpo.train.losses import CrossEntropy
-from hpo.train.models import MLP, SimpleCNN
+from hpo.train.models import MLP, CifarResNet18, ResNet9, SimpleCNN, ViT
+from hpo.train.named_models import TimmModel, TorchvisionModel, model
 from hpo.train.optim import SGD, AdamW
 from hpo.train.recipe import Recipe
 from hpo.train.schedules import Constant, OneCycle, WarmupCosine
@@ -19,7 +21,8 @@ from hpo.train.sources import (
 )
 
 __all__ = [
-    "MLP", "SGD", "AdamW", "Constant", "CrossEntropy", "OneCycle", "RandomCrop", "RandomFlip",
-    "Recipe", "SimpleCNN", "WarmupCosine", "cifar10", "datasets", "digits", "fashion_mnist",
-    "image_folder", "tensors",
+    "MLP", "SGD", "AdamW", "CifarResNet18", "Constant", "CrossEntropy", "OneCycle", "RandomCrop",
+    "RandomFlip", "Recipe", "ResNet9", "SimpleCNN", "TimmModel", "TorchvisionModel", "ViT",
+    "WarmupCosine", "cifar10", "datasets", "digits", "fashion_mnist", "image_folder", "initialise",
+    "model", "tensors",
 ]
