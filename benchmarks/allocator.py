@@ -28,10 +28,10 @@ def train() -> dict[str, float]:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from hpo.train.nets import simple_cnn
+    from hpo.train import SimpleCNN
 
     torch.manual_seed(0)
-    model = simple_cnn((3, 32, 32), 10, 256, 0.1, 32).to(memory_format=torch.channels_last)
+    model = SimpleCNN(dropout=0.1).make((3, 32, 32), 10).to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     images = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (BATCH,))

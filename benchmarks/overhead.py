@@ -74,11 +74,11 @@ def split() -> tuple[Any, Any, Any, Any]:
 
 def network(net: str, dropout: float) -> Any:
     """Return the net that all sides train."""
-    from hpo.train.nets import mlp, simple_cnn
+    from hpo.train import MLP, SimpleCNN
 
     if net == "mlp":
-        return mlp((1, 8, 8), 10, HIDDEN, dropout, 2)
-    return simple_cnn((1, 8, 8), 10, HIDDEN, dropout, 32)
+        return MLP(HIDDEN, dropout).make((1, 8, 8), 10)
+    return SimpleCNN(HIDDEN, dropout).make((1, 8, 8), 10)
 
 
 def rates(n_steps: int, lr: float) -> list[float]:

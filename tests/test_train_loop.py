@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from hpo import Run
 from hpo.errors import DataError, InputError
@@ -26,6 +27,7 @@ from hpo.train import (
     RandomFlip,
     Recipe,
     SimpleCNN,
+    datasets,
     digits,
     tensors,
 )
@@ -282,6 +284,36 @@ def test_prepare_tells_what_the_trials_will_train_on():
                                   "resident", "steps_per_epoch")} == {
         "n_train": 1150, "n_val": 288, "n_test": 359, "n_classes": 10, "image_shape": (1, 8, 8),
         "resident": True, "steps_per_epoch": 18}
+
+
+class Ragged(Dataset):
+    """A dataset whose first item alone is larger than the others."""
+
+    targets = torch.arange(40) % 2
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(5 if row == 0 else 4), int(self.targets[row])
+
+
+def test_a_first_row_of_another_shape_is_blamed_on_the_data_and_not_on_the_model():
+    """The model is made for the first row; a batch without it went wrong inside the model."""
+    for seed in range(4):
+        recipe = Recipe(data=datasets(Ragged(), n_classes=2, name="ragged"), model=MLP(hidden=4),
+                        optimizer=AdamW(), batch_size=8, n_loader_workers=0)
+        with pytest.raises(DataError) as told:
+            prepare(recipe, make_run(seed=seed))
+        assert "shape" in str(told.value) and "[5]" in str(told.value) and "[4]" in str(told.value)
+        assert "Recipe.model" not in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_model_that_does_not_take_the_inputs_is_still_told_as_the_model_s_fault():
+    recipe = digits_recipe(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(63, 10)))
+    with pytest.raises(InputError, match=r"Recipe.model: Sequential does not take inputs of "
+                                         r"shape \[8, 1, 8, 8\]"):
+        prepare(recipe, make_run())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -203,7 +203,9 @@ def test_a_recipe_is_described_as_json_data():
     recipe = Recipe(data=DATA, model=SimpleCNN(hidden=8), optimizer=SGD(lr=0.1),
                     augment=(RandomCrop(2), RandomFlip()), schedule=WarmupCosine())
     entry = describe(recipe)
-    assert entry["model"] == {"type": "SimpleCNN", "hidden": 8, "dropout": 0.0, "width": 32}
+    assert entry["model"] == {
+        "type": "SimpleCNN", "hidden": 8, "dropout": 0.0, "width": 32, "norm": "batch",
+        "activation": "relu", "dropout_kind": "dropout", "init": "default"}
     assert entry["augment"] == [{"type": "RandomCrop", "padding": 2},
                                 {"type": "RandomFlip", "p": 0.5}]
     assert entry["loss"] == {"type": "CrossEntropy", "label_smoothing": 0.0}

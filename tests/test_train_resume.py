@@ -19,11 +19,14 @@ from hpo.train import (
     MLP,
     SGD,
     AdamW,
+    CifarResNet18,
     OneCycle,
     RandomCrop,
     RandomFlip,
     Recipe,
+    ResNet9,
     SimpleCNN,
+    ViT,
     WarmupCosine,
     datasets,
     digits,
@@ -36,6 +39,18 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cnn": {"augment": (RandomCrop(1), RandomFlip()), "schedule": OneCycle()},
     "mlp": {"model": MLP(hidden=16, dropout=0.3), "schedule": WarmupCosine()},
     "sgd": {"optimizer": SGD(lr=0.05, weight_decay=1e-3), "clip_norm": 1.0},
+    "alpha": {"model": MLP(hidden=16, dropout=0.1, activation="selu", dropout_kind="alpha",
+                           init="lecun")},
+    "resnet9": {"model": ResNet9(width=2, drop_path=0.2, dropout=0.1, dropout_kind="dropout2d",
+                                 norm="group", init="orthogonal")},
+    "resnet18": {"model": CifarResNet18(width=2, drop_path=0.2, init="zero_residual"),
+                 "batch_size": 512},
+    "vit": {"model": ViT(width=8, n_layers=1, n_heads=2, patch_size=2, dropout=0.1, drop_path=0.2,
+                         norm="rms")},
+    "recomputed": {"model": SimpleCNN(hidden=16, width=4, dropout=0.3, dropout_kind="dropout2d"),
+                   "checkpoint_activations": True},
+    "lazy": {"model": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.LazyBatchNorm1d(),
+                                            nn.Dropout(), nn.LazyLinear(10))},
     "own": {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8),
                                            nn.Dropout(), nn.Linear(8, 10))},
 }
@@ -62,6 +77,8 @@ def numbers(epochs: Any, n: int = N_EPOCHS) -> list[dict[str, float]]:
     return [{k: v for k, v in epoch.items() if not k.endswith("_s")} for epoch in found]
 
 
+# An older torch warns where a lazy module is made that its use may change.
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 @pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("cut", [1, 3])
 def test_what_is_trained_after_a_cut_is_the_same_to_the_last_bit(

@@ -4,8 +4,10 @@ Loads no torch: a study's module is read in an instant, and torch when a trial s
 """
 
 from hpo.train.augment import RandomCrop, RandomFlip
+from hpo.train.inits import initialise
 from hpo.train.losses import CrossEntropy
-from hpo.train.models import MLP, SimpleCNN
+from hpo.train.models import MLP, CifarResNet18, ResNet9, SimpleCNN, ViT
+from hpo.train.named_models import TimmModel, TorchvisionModel, model
 from hpo.train.optim import (
     LAMB,
     SGD,
@@ -41,9 +43,10 @@ from hpo.train.sources import (
 )
 
 __all__ = [
-    "LAMB", "MLP", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine",
-    "CosineRestarts", "CrossEntropy", "Exponential", "Linear", "MultiStep", "Muon", "OneCycle",
-    "Plateau", "RMSprop", "RandomCrop", "RandomFlip", "Recipe", "SimpleCNN", "Step",
-    "WarmupCosine", "cifar10", "datasets", "digits", "fashion_mnist", "image_folder",
-    "optimizer", "schedule", "tensors",
+    "LAMB", "MLP", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "CifarResNet18", "Constant",
+    "Cosine", "CosineRestarts", "CrossEntropy", "Exponential", "Linear", "MultiStep", "Muon",
+    "OneCycle", "Plateau", "RMSprop", "RandomCrop", "RandomFlip", "Recipe", "ResNet9",
+    "SimpleCNN", "Step", "TimmModel", "TorchvisionModel", "ViT", "WarmupCosine", "cifar10",
+    "datasets", "digits", "fashion_mnist", "image_folder", "initialise", "model", "optimizer",
+    "schedule", "tensors",
 ]

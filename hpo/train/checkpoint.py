@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpo.errors import DataError, InputError
-from hpo.train.recipe import MODELS
+from hpo.train.named_models import MODELS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,6 +78,9 @@ def rebuild(entry: Mapping[str, Any]) -> nn.Module:
     if kind not in MODELS:
         raise InputError(f"the model {kind} is the study's own; make it with the study's module "
                          f"and load the state dict into it")
+    if "pretrained" in fields:
+        # The weights are the checkpoint's own; nothing is downloaded for them.
+        fields["pretrained"] = False
     model = MODELS[kind](**fields).make(entry["image_shape"], entry["n_classes"])
     model.load_state_dict(entry["model"])
     return model.eval()

@@ -329,6 +329,11 @@ def _try_model(trainer: Trainer) -> None:
     model = type(trainer.model).__name__
     size = min(trainer.recipe.batch_size, 8, len(trainer.data.train))
     images, labels = next(trainer.batches(max(2, size), 1))
+    first, others = list(trainer.data.image_shape), list(images.shape[1:])
+    if first != others:
+        # The model is made for the first row's shape, and is not to blame.
+        raise DataError(f"{trainer.recipe.data.name}: the first row has shape {first}, others "
+                        f"have {others}; bring them to one shape in the dataset, as a resize does")
     try:
         with torch.no_grad():
             scores = trainer.model(images)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpo.errors import InputError
-from hpo.train.checks import number, whole
+from hpo.train.checks import flag, number, whole
 from hpo.train.losses import CrossEntropy
-from hpo.train.models import MLP, ModelSpec, SimpleCNN
+from hpo.train.models import ModelSpec
+from hpo.train.named_models import MODELS
 from hpo.train.optim import OptimizerSpec
 from hpo.train.schedules import OneCycle, Plateau, Schedule
 from hpo.train.sources import Source
@@ -37,7 +38,9 @@ class Recipe:
     through the model at once (None: all of them); their gradients add up to that of the batch,
     and only batch norm sees the difference. `resident` says whether the data set is held on the
     device (None: when it fits), `n_loader_workers` how many processes read a data set that is not
-    (None: by the device and its threads).
+    (None: by the device and its threads). `checkpoint_activations` holds less memory in a training
+    step and computes the inside of each block of the model twice; it needs a model that ships, or
+    an `nn.Sequential`.
 
     Raises:
         InputError: naming the first field that does not fit.
@@ -55,6 +58,7 @@ class Recipe:
     eval_batch_size: int = 1024
     resident: bool | None = None
     n_loader_workers: int | None = None
+    checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
         _check_kind("data", self.data, hasattr(self.data, "open"),
@@ -81,6 +85,7 @@ class Recipe:
             number("Recipe.clip_norm", self.clip_norm, low=0.0, open_low=True)
         if self.n_loader_workers is not None:
             whole("Recipe.n_loader_workers", self.n_loader_workers, low=0)
+        flag("Recipe.checkpoint_activations", self.checkpoint_activations)
         _check_kind("resident", self.resident, self.resident in (None, True, False),
                     "True, False or None")
 
@@ -122,7 +127,3 @@ def _plain(value: Any) -> Any:
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
     return {"type": f"{named.__module__}.{named.__qualname__}"}
-
-
-# What `rebuild` may make again out of a description; anything else is the user's own code.
-MODELS: dict[str, type] = {"SimpleCNN": SimpleCNN, "MLP": MLP}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from hpo.errors import DataError, InputError
 from hpo.train import checkpoint
@@ -18,8 +20,10 @@ from hpo.train.feed import Feed
 from hpo.train.loaded import Loaded, load
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import ModelSpec
+from hpo.train.named_models import MODELS
 from hpo.train.randomness import PrivateRandom
 from hpo.train.recipe import Recipe
+from hpo.train.recompute import recomputed
 
 if TYPE_CHECKING:
     from hpo.spec import Run
@@ -41,19 +45,61 @@ def device_of(run: Run) -> torch.device:
 
 
 def make_model(recipe: Recipe, data: Loaded, device: torch.device) -> nn.Module:
-    """Return a new module of a recipe on the device; a ready module is copied."""
+    """Return a new module of a recipe on the device; a ready module is copied.
+
+    Raises:
+        InputError: if it does not fit the data, or its activations cannot be computed again.
+    """
     given: Any = recipe.model
     model = (given.make(data.image_shape, data.n_classes) if isinstance(given, ModelSpec)
-             else own_model(given))
+             else shaped(own_model(given), data.image_shape))
+    if recipe.checkpoint_activations:
+        recomputed(model, nested=type(given) in MODELS.values())
     return placed(model, data, device)
 
 
 def own_model(given: Any) -> nn.Module:
     """Return a new module of the user's own: a copy of a ready one, or what a function makes."""
-    model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+    model = _copied(given) if isinstance(given, nn.Module) else given()
     if not isinstance(model, nn.Module):
         raise InputError(f"Recipe.model: must give a torch module, got {type(model).__name__}")
     return model
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    # torch copies a parameter without a size, and refuses to copy such a buffer.
+    lazy = [value for value in model.buffers() if isinstance(value, UninitializedBuffer)]
+    fresh: Any = UninitializedBuffer
+    return copy.deepcopy(model, {id(value): fresh(device=value.data.device, dtype=value.data.dtype)
+                                 for value in lazy})
+
+
+def shaped(model: nn.Module, image_shape: Sequence[int]) -> nn.Module:
+    """Return a module whose lazy layers have the sizes that inputs of one shape give them.
+
+    Raises:
+        InputError: if it does not take such inputs, or leaves a lazy layer out.
+    """
+    name = type(model).__name__
+    if not _lazy(model):
+        return model
+    training = model.training
+    device = next((value.device for value in model.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(2, *image_shape, device=device))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(f"Recipe.model: {name} does not take inputs of shape "
+                         f"{[2, *image_shape]}: {error}") from error
+    if left := _lazy(model):
+        raise InputError(f"Recipe.model: {name} does not use its lazy layer's '{left[0]}', so "
+                         f"its size is not known")
+    return model.train(training)
+
+
+def _lazy(model: nn.Module) -> list[str]:
+    values = [*model.named_parameters(), *model.named_buffers()]
+    return [name for name, value in values if is_lazy(value)]
 
 
 def placed(model: nn.Module, data: Loaded, device: torch.device) -> nn.Module:
