@@ -9,9 +9,10 @@ import pytest
 OFFERED = {
     "hpo": ["Categorical", "Epochs", "Float", "HpoError", "Int", "Metrics", "Param", "Run",
             "StudySpec"],
-    "hpo.train": ["AdamW", "Constant", "CrossEntropy", "MLP", "OneCycle", "RandomCrop",
-                  "RandomFlip", "Recipe", "SGD", "SimpleCNN", "WarmupCosine", "cifar10",
-                  "datasets", "digits", "fashion_mnist", "image_folder", "tensors"],
+    "hpo.train": ["AdamW", "AlternatingFlip", "ColorJitter", "Constant", "CrossEntropy", "CutMix",
+                  "Cutout", "EMA", "EarlyStopping", "MLP", "MixUp", "OneCycle", "RandAugment",
+                  "RandomCrop", "RandomFlip", "Recipe", "SGD", "SimpleCNN", "WarmupCosine",
+                  "cifar10", "datasets", "digits", "fashion_mnist", "image_folder", "tensors"],
     "storage": ["Back", "Claim", "ClaimOrder", "Database", "EpochRow", "NewTicket", "Registry",
                 "Runs", "StudyStorage", "Ticket", "Tickets", "TrialEnd", "init", "mask", "open",
                 "validate_name"],
