@@ -111,6 +111,7 @@ def by_worker(url: str, sampler: str, n_trials: int, folder: Path) -> dict[str, 
     """Measure tickets that a worker of hpo claims, drives and closes."""
     from hpo import Epochs, Float, StudySpec
     from hpo.channel import Channel
+    from hpo.stop import Stop
     from hpo.tasks import Tasks
     from storage import Database, NewTicket
 
