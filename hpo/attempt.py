@@ -111,8 +111,9 @@ class Attempt:
         return self._continued is not None and epoch in self._continued.taken_over
 
     def is_last(self, epoch: int) -> bool:
-        """Return whether this is the last epoch of a whole trial."""
-        return epoch == int(self._order["epochs"]) - 1
+        """Return whether this is the last epoch of a whole trial, or of one that ends early."""
+        return epoch == int(self._order["epochs"]) - 1 or (
+            self.trainer is not None and self.trainer.stopped_early is not None)
 
     def after(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Take in an epoch that was trained; the training state behind it is written if due."""
@@ -142,6 +143,8 @@ class Attempt:
             found["n_epochs_taken_over"] = self.n_taken_over
         if size := self._claim.ticket.payload.get(MICRO_BATCH):
             found[MICRO_BATCH] = size
+        if self.trainer is not None and self.trainer.stopped_early:
+            found["stopped_early"] = self.trainer.stopped_early
         return found
 
 

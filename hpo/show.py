@@ -207,6 +207,8 @@ def _time(one: OneTrial) -> str:
         said[-1] += f" ({n_before} of them trained by the tries before)"
     if size := trial.attrs.get(MICRO_BATCH):
         said.append(f"{size} rows at once, as a whole batch did not fit")
+    if early := trial.attrs.get("stopped_early"):
+        said.append(f"stopped early ({early})")
     if took is not None:
         said.append(f"{took:.2f} s" if took < 10 else duration(took))
     if trial.started_at:
@@ -293,7 +295,8 @@ def _data(shown: Shown) -> dict[str, Any]:
         "worker": worker if one.worker else {"owner": one.owner} if one.owner else None,
         "ran_with": one.ran_with or None, "duration_s": trial.attrs.get("duration_s"),
         "started_at": trial.started_at, "ended_at": trial.ended_at,
-        "n_epochs": trial.n_epochs, "epochs_planned": one.row["epochs"], "curve": curve,
+        "n_epochs": trial.n_epochs, "epochs_planned": one.row["epochs"],
+        "stopped_early": trial.attrs.get("stopped_early"), "curve": curve,
         "pruned_by": shown.met, "retry_of": one.retry_of, "retried_as": one.retried_as,
         "origin": trial.attrs.get("origin"), "chain": [t.number for t in retry_chain(one)],
         "checkpoint": trial.attrs.get("checkpoint"), "checkpoint_state": shown.checkpoint_state,

@@ -16,11 +16,20 @@ from torch.utils.data import Dataset
 from hpo import Run
 from hpo.errors import DataError
 from hpo.train import (
+    EMA,
     MLP,
     SGD,
     AdamW,
+    AlternatingFlip,
     CifarResNet18,
+    ColorJitter,
+    CrossEntropy,
+    CutMix,
+    Cutout,
+    EarlyStopping,
+    MixUp,
     OneCycle,
+    RandAugment,
     RandomCrop,
     RandomFlip,
     Recipe,
@@ -53,6 +62,14 @@ RECIPES: dict[str, dict[str, Any]] = {
                                             nn.Dropout(), nn.LazyLinear(10))},
     "own": {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8),
                                            nn.Dropout(), nn.Linear(8, 10))},
+    "mixup, mean, bf16": {"mix": MixUp(0.4), "ema": EMA(0.9), "precision": "bf16"},
+    "cutmix, fp16": {"model": MLP(hidden=16, dropout=0.1), "mix": CutMix(),
+                     "precision": "fp16", "clip_adaptive": 0.1,
+                     "ema": EMA(0.8, warmup=False), "loss": CrossEntropy(label_smoothing=0.1)},
+    "augmented, accumulated": {"augment": (AlternatingFlip(), Cutout(2), ColorJitter(0.3, 0.3),
+                                           RandAugment()), "micro_batch_size": 50,
+                               "clip_value": 0.1, "mix": MixUp()},
+    "patient": {"early_stopping": EarlyStopping(patience=N_EPOCHS), "ema": EMA()},
 }
 
 
@@ -226,3 +243,20 @@ def test_on_cuda_it_goes_on_where_it_was() -> None:
     after.load_state_dict(before.state_dict())
     for found, wanted in zip(numbers(after.epochs(), 3), expected[2:], strict=True):
         assert found["val_loss"] == pytest.approx(wanted["val_loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_patience_goes_on_after_a_cut(cut: int) -> None:
+    """Of epochs of which none is better than the first."""
+    fields: dict[str, Any] = {"optimizer": SGD(lr=1e-12), "model": MLP(hidden=8),
+                              "early_stopping": EarlyStopping(3)}
+    whole = [epoch["val_loss"] for epoch in trainer(**fields).epochs()]
+    assert len(whole) == 4
+    before = trainer(**fields)
+    epochs = before.epochs()
+    for _ in range(cut):
+        next(epochs)
+    after = trainer(**fields)
+    after.load_state_dict(before.state_dict())
+    assert [epoch["val_loss"] for epoch in after.epochs()] == whole[cut:]
+    assert after.stopped_early == "no better val_accuracy for 3 epochs"

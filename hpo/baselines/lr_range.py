@@ -252,16 +252,16 @@ def _picked(curve: _Curve, x: np.ndarray, told: dict[str, Any]) -> LRSuggestion:
 
 def sweep(model: torch.nn.Module, optimizer: torch.optim.Optimizer,
           next_loss: Callable[[], torch.Tensor], rates: Sequence[float], *,
-          scheduler: Any = None, clip_norm: float | None = None) -> list[float]:
+          scheduler: Any = None, update: Callable[[torch.Tensor], Any] | None = None
+          ) -> list[float]:
     """Make one optimizer step a rate and return the loss before each; leave no trace.
 
     A group's rate is the rate times its `lr_scale`, where it has one. `next_loss` gives the
-    training loss of the next batch. The sweep ends at the first loss that is
-    not finite or far above the first. Model, optimizer, scheduler, training mode, gradients
-    and the random states of torch, numpy and Python are put back exactly, also after an error.
+    training loss of the next batch, `update` makes the step of a loss, where it is more than its
+    gradient and the optimizer's step. The sweep ends at the first loss that is not finite or far
+    above the first. Model, optimizer, scheduler, training mode, gradients and the random states of
+    torch, numpy and Python are put back exactly, also after an error.
     """
-    import torch
-
     from hpo.train.groups import set_rate
 
     losses: list[float] = []
@@ -274,9 +274,10 @@ def sweep(model: torch.nn.Module, optimizer: torch.optim.Optimizer,
             losses.append(float(loss.detach()))
             if _diverged(losses):
                 break
+            if update is not None:
+                update(loss)
+                continue
             loss.backward()
-            if clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
             optimizer.step()
             optimizer.zero_grad()
     return losses
@@ -362,10 +363,10 @@ def lr_range(recipe: Recipe, run: Run, *, low: float | None = None,
         n_points, size = plan(n_rows, recipe.batch_size)
         rates = [float(rate) for rate in np.geomspace(bounds[0], bounds[1], n_points)]
         batches = trainer.batches(size, n_points)
-        with trainer.random:
+        with trainer.computing():
             losses = sweep(trainer.model, trainer.optimizer,
                            lambda: trainer.loss(*next(batches)), rates,
-                           clip_norm=recipe.clip_norm)
+                           update=trainer.update.of_loss)
     finally:
         trainer.close()
     found = asdict(suggest(rates, losses))

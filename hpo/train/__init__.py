@@ -3,7 +3,7 @@
 Loads no torch: a study's module is read in an instant, and torch when a trial starts.
 """
 
-from hpo.train.augment import RandomCrop, RandomFlip
+from hpo.train.augment import AlternatingFlip, ColorJitter, Cutout, RandomCrop, RandomFlip
 from hpo.train.inits import initialise
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import MLP, CifarResNet18, ResNet9, SimpleCNN, ViT
@@ -19,7 +19,9 @@ from hpo.train.optim import (
     RMSprop,
     optimizer,
 )
+from hpo.train.randaugment import RandAugment
 from hpo.train.recipe import Recipe
+from hpo.train.regularize import EMA, CutMix, EarlyStopping, MixUp
 from hpo.train.schedules import (
     Constant,
     Cosine,
@@ -43,10 +45,11 @@ from hpo.train.sources import (
 )
 
 __all__ = [
-    "LAMB", "MLP", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "CifarResNet18", "Constant",
-    "Cosine", "CosineRestarts", "CrossEntropy", "Exponential", "Linear", "MultiStep", "Muon",
-    "OneCycle", "Plateau", "RMSprop", "RandomCrop", "RandomFlip", "Recipe", "ResNet9",
-    "SimpleCNN", "Step", "TimmModel", "TorchvisionModel", "ViT", "WarmupCosine", "cifar10",
-    "datasets", "digits", "fashion_mnist", "image_folder", "initialise", "model", "optimizer",
-    "schedule", "tensors",
+    "EMA", "LAMB", "MLP", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "AlternatingFlip",
+    "CifarResNet18", "ColorJitter", "Constant", "Cosine", "CosineRestarts", "CrossEntropy",
+    "CutMix", "Cutout", "EarlyStopping", "Exponential", "Linear", "MixUp", "MultiStep", "Muon",
+    "OneCycle", "Plateau", "RMSprop", "RandAugment", "RandomCrop", "RandomFlip", "Recipe",
+    "ResNet9", "SimpleCNN", "Step", "TimmModel", "TorchvisionModel", "ViT", "WarmupCosine",
+    "cifar10", "datasets", "digits", "fashion_mnist", "image_folder", "initialise", "model",
+    "optimizer", "schedule", "tensors",
 ]

@@ -75,7 +75,13 @@ def normalised(images: Tensor, mean: Tensor | None, std: Tensor | None) -> Tenso
     floats = images.to(torch.float32, memory_format=layout)
     if mean is None or std is None:
         return floats.div_(255.0) if images.dtype == torch.uint8 else floats
-    return floats.sub(mean).div_(std)
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        return floats.sub(mean).div_(std)
+    # In place, over whole rows of pixels: broadcast over three channels takes 3 times as long.
+    width = images.shape[3]
+    rows = floats.permute(0, 2, 3, 1).flatten(2)
+    rows.sub_(mean.flatten().repeat(width)).div_(std.flatten().repeat(width))
+    return floats
 
 
 def load(recipe: Recipe, run: Run, device: torch.device) -> Loaded:

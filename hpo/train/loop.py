@@ -5,6 +5,7 @@ It is as fast as a bare loop over a tensor: a step asks nothing of the device, a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -18,13 +19,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpo.errors import DataError, InputError
 from hpo.train import checkpoint
+from hpo.train.augment import by_row
+from hpo.train.averaging import Averaged
+from hpo.train.best import Best
+from hpo.train.compiling import compile_model, compiling
 from hpo.train.groups import set_rate
 from hpo.train.loaded import load
+from hpo.train.precision import autocast, check_precision, products
 from hpo.train.randomness import PrivateRandom, generator, global_state, set_global_state
 from hpo.train.recipe import Recipe, describe
+from hpo.train.regularize import MixedLabels, Patience
 from hpo.train.resume import differences, on_host
 from hpo.train.schedules import Plateau
-from hpo.train.scoring import autocast, device_of, evaluate, make_model
+from hpo.train.scoring import device_of, evaluate, make_model
+from hpo.train.update import Update
 
 if TYPE_CHECKING:
     from hpo.spec import Run
@@ -51,38 +59,6 @@ def _has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(part, _BatchNorm) for part in model.modules())
 
 
-class _Best:
-    """The weights of the best epoch, copied into the same buffers at each improvement."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._live = {name: value for name, value in model.state_dict().items()
-                      if isinstance(value, Tensor)}
-        self._kept: dict[str, Tensor] | None = None
-        self.epoch = -1
-        self.metrics: dict[str, float] = {}
-
-    def keep(self, epoch: int, metrics: dict[str, float]) -> None:
-        if self._kept is None:
-            self._kept = {name: value.clone() for name, value in self._live.items()}
-        else:
-            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                list(self._kept.values()), list(self._live.values()))
-        self.epoch, self.metrics = epoch, dict(metrics)
-
-    def weights(self) -> dict[str, Tensor]:
-        return {name: value.detach().cpu().contiguous()
-                for name, value in (self._kept or self._live).items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weights": None if self._kept is None else on_host(self._kept),
-                "epoch": self.epoch, "metrics": dict(self.metrics)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.epoch, self.metrics = state["epoch"], dict(state["metrics"])
-        self._kept = None if state["weights"] is None else {
-            name: state["weights"][name].to(live.device) for name, live in self._live.items()}
-
-
 class Trainer:
     """One trial's model, optimizer and data, trained an epoch at a time.
 
@@ -105,6 +81,7 @@ class Trainer:
         self._eval_batch_size = max(1, int(recipe.eval_batch_size * share))
         self.recipe, self.run, self.metric, self.maximize = recipe, run, metric, maximize
         self.device = device_of(run)
+        check_precision(recipe.precision, self.device)
         self.data = load(recipe, run, self.device)
         self.random = PrivateRandom(run.seed, self.device)
         with self.random:
@@ -112,7 +89,14 @@ class Trainer:
         self.optimizer = recipe.optimizer.make(self.model)
         self._order = generator(self.data.train.device, run.seed)
         self._draws = generator(self.device, run.seed + 1)
-        self._best = _Best(self.model)
+        self.update = Update(recipe, self.model, self.optimizer, self.device)
+        self._averaged = None if recipe.ema is None else Averaged(self.model, recipe.ema)
+        # What is evaluated and kept.
+        self._scored = self.model if self._averaged is None else self._averaged.model
+        compile_model(recipe.compile, self.model, self._scored)
+        self._best = Best(self._scored)
+        self._patience = None if recipe.early_stopping is None else Patience(
+            recipe.early_stopping, maximize)
         self._history: list[float] = []
         self._next_epoch = 0
 
@@ -136,6 +120,21 @@ class Trainer:
         """The metrics of the epoch whose weights are kept."""
         return dict(self._best.metrics)
 
+    @property
+    def stopped_early(self) -> str | None:
+        """Why the trial ends before its last epoch, or None if it does not."""
+        if self._patience is None or not self._patience.is_over:
+            return None
+        n = self._patience.n_without
+        return f"no better {self.metric} for {n} epoch{'s' if n > 1 else ''}"
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Have the trial's own random states and switches in place for the while."""
+        recipe = self.recipe
+        with self.random, products(self.device, recipe.precision), compiling(recipe.compile):
+            yield
+
     def epochs(self) -> Generator[dict[str, float], None, None]:
         """Train, and yield the metrics of each epoch; leaving the generator ends the trial.
 
@@ -148,11 +147,15 @@ class Trainer:
         rates_of = self._rates()
         try:
             for epoch in range(self._next_epoch, self.run.epochs):
-                with self.random:
+                if self.stopped_early:
+                    break
+                with self.computing():
                     metrics = self._epoch(rates_of(epoch))
                     self._history.append(metrics[self.metric])
                     if self._improves(metrics):
                         self._best.keep(epoch, metrics)
+                if self._patience is not None:
+                    self._patience.add(metrics[self.metric])
                 self._next_epoch = epoch + 1
                 yield metrics
         finally:
@@ -166,7 +169,13 @@ class Trainer:
             return lambda epoch: schedule.epoch_rates(epoch, size, n_epochs, peak, self._history,
                                                       self.maximize)
         rates = schedule.rates(size * n_epochs, peak)
-        return lambda epoch: rates[epoch * size:(epoch + 1) * size]
+
+        def of_epoch(epoch: int) -> list[float]:
+            # A step that was left out has moved no schedule.
+            start = epoch * size - self.update.n_skipped
+            return rates[start:start + size]
+
+        return of_epoch
 
     def close(self) -> None:
         """End the processes that read for this trial; data on the device stay for the next one."""
@@ -184,6 +193,9 @@ class Trainer:
             "optimizer": on_host(self.optimizer.state_dict()), "best": self._best.state_dict(),
             "random": self.random.get_state(), "global_random": global_state(),
             "order": self._order.get_state(), "draws": self._draws.get_state(),
+            "update": self.update.state_dict(),
+            "averaged": None if self._averaged is None else self._averaged.state_dict(),
+            "patience": None if self._patience is None else self._patience.state_dict(),
             "trains": self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -202,36 +214,49 @@ class Trainer:
         self._order.set_state(state["order"])
         self._draws.set_state(state["draws"])
         self._history = list(state["history"])
+        self.update.load_state_dict(state["update"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(state["averaged"])
+        if self._patience is not None:
+            self._patience.load_state_dict(state["patience"])
         self._next_epoch = state["next_epoch"]
 
     def _identity(self) -> dict[str, Any]:
         run = self.run
         return {"recipe": describe(self.recipe), "data": self.data.fingerprint, "seed": run.seed,
-                "epochs": run.epochs, "data_fraction": run.data_fraction, "metric": self.metric,
+                "epochs": run.epochs, "steps": self.steps_per_epoch * run.epochs,
+                "data_fraction": run.data_fraction, "metric": self.metric,
                 "maximize": self.maximize}
 
-    def batches(self, size: int, n: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one pass of shuffled, augmented and normalised training batches.
+    def batches(self, size: int, n: int) -> Iterator[tuple[Tensor, Any]]:
+        """Yield one pass of shuffled, augmented, normalised and mixed training batches.
 
-        Shapes: inputs [size, ...] float32, labels [size]; the last batch may be smaller.
+        Shapes: inputs [size, ...] float32, labels [size], or `MixedLabels` where the recipe mixes;
+            the last batch may be smaller.
         """
-        feed = self.data.train
+        feed, mix = self.data.train, self.recipe.mix
         order = torch.randperm(len(feed), generator=self._order, device=feed.device)
-        for images, labels in feed.batches(order, size, n):
+        parts = order.split(size)
+        for (images, labels), rows in zip(feed.batches(order, size, n), parts, strict=False):
             for augment in self.recipe.augment:
-                images = augment(images, generator=self._draws)
-            yield self.data.normalised(images, ready=feed.ready), labels
+                images = augment(images, generator=self._draws) if not by_row(augment) else (
+                    augment.of_rows(images, rows.to(self.device, non_blocking=True),
+                                    self._next_epoch, self.run.seed))
+            images = self.data.normalised(images, ready=feed.ready)
+            yield (images, labels) if mix is None else mix.mix(images, labels, self._draws)
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the training loss of a batch, in bf16 where the device is CUDA."""
-        with autocast(self.device):
+    def loss(self, images: Tensor, labels: Tensor | MixedLabels) -> Tensor:
+        """Return the training loss of a batch, its scores in the recipe's precision."""
+        with autocast(self.device, self.recipe.precision):
             scores = self.model(images)
+        if isinstance(labels, MixedLabels):
+            return labels.loss(self.recipe.loss, scores.float())
         return self.recipe.loss(scores.float(), labels)
 
     def _epoch(self, rates: list[float]) -> dict[str, float]:
         start = time.perf_counter()
-        train_loss = self._train(rates)
-        val_loss, n_right = evaluate(self.model, self.data, self.data.val, self.recipe,
+        train_loss, n_made = self._train(rates)
+        val_loss, n_right = evaluate(self._scored, self.data, self.data.val, self.recipe,
                                      self._eval_batch_size)
         n_val = len(self.data.val)
         # The epoch's only question to the device.
@@ -239,27 +264,33 @@ class Trainer:
         took = time.perf_counter() - start
         n_trained = min(len(self.data.train), self.steps_per_epoch * self.recipe.batch_size)
         return {"train_loss": numbers[0], "val_loss": numbers[1] / n_val,
-                "val_accuracy": numbers[2] / n_val, "lr": rates[-1],
+                "val_accuracy": numbers[2] / n_val, "lr": rates[n_made - 1],
                 "images_per_s": n_trained / took, "epoch_s": took}
 
-    def _train(self, rates: list[float]) -> Tensor:
-        """Make one step a rate and return the mean loss of the rows, still on the device."""
-        self.model.train()
-        size, clip_norm = self.recipe.batch_size, self.recipe.clip_norm
-        optimizer, params = self.optimizer, list(self.model.parameters())
-        losses, counts = [], []
-        for (images, labels), rate in zip(self.batches(size, len(rates)), rates, strict=True):
-            set_rate(optimizer, rate)
-            losses.append(self._backward(images, labels))
-            if clip_norm is not None:
-                nn.utils.clip_grad_norm_(params, clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            counts.append(len(labels))
-        weights = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
-        return torch.stack(losses).double() @ weights / sum(counts)
+    def _train(self, rates: list[float]) -> tuple[Tensor, int]:
+        """Make one step a batch; return their rows' mean loss, on the device, and how many.
 
-    def _backward(self, images: Tensor, labels: Tensor) -> Tensor:
+        A batch whose step is left out (fp16) counts in neither.
+        """
+        self.model.train()
+        losses, counts, n_made = [], [], 0
+        for images, labels in self.batches(self.recipe.batch_size, len(rates)):
+            set_rate(self.optimizer, rates[n_made])
+            loss = self._backward(images, labels)
+            if not self.update.step():
+                continue
+            losses.append(loss)
+            counts.append(len(labels))
+            n_made += 1
+            if self._averaged is not None:
+                self._averaged.follow()
+        if not n_made:
+            raise DataError(f"all {len(rates)} steps of epoch {self._next_epoch} were skipped: in "
+                            f"fp16 no gradient was finite; use precision='bf16' or 'fp32'")
+        weights = torch.tensor(counts, dtype=torch.float64).to(self.device, non_blocking=True)
+        return torch.stack(losses).double() @ weights / sum(counts), n_made
+
+    def _backward(self, images: Tensor, labels: Tensor | MixedLabels) -> Tensor:
         """Add a batch's gradient to the parameters', and return its mean loss, on the device.
 
         Each micro-batch counts by its rows: they are of one size, or differ by one row.
@@ -270,13 +301,13 @@ class Trainer:
             n_parts = min(n_parts, len(labels) // 2)
         if n_parts <= 1:
             loss = self.loss(images, labels)
-            loss.backward()
+            self.update.backward(loss)
             return loss.detach()
         whole = torch.zeros((), device=self.device)
         parts = zip(images.tensor_split(n_parts), labels.tensor_split(n_parts), strict=True)
         for some_images, some_labels in parts:
             loss = self.loss(some_images, some_labels) * (len(some_labels) / len(labels))
-            loss.backward()
+            self.update.backward(loss)
             whole += loss.detach()
         return whole
 
@@ -313,7 +344,7 @@ def prepare(recipe: Recipe, run: Run) -> dict[str, Any]:
     trainer = Trainer(recipe, run)
     data = trainer.data
     try:
-        with trainer.random:
+        with trainer.computing():
             _try_model(trainer)
         return {"n_train": len(data.train), "n_val": len(data.val),
                 "n_test": 0 if data.test is None else len(data.test),

@@ -6,13 +6,11 @@ A name is plain text, so a space's Categorical can hold it and a description can
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import InputError
-from hpo.spec import nearest
 from hpo.train.checks import flag, one_of
 from hpo.train.models import (
     MLP,
@@ -23,6 +21,7 @@ from hpo.train.models import (
     SimpleCNN,
     ViT,
 )
+from hpo.train.named import make_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -162,14 +161,5 @@ def model(name: str, **fields: Any) -> ModelSpec:
     package, _, inner = str(name).partition(":")
     if inner and package in PACKAGES:
         return PACKAGES[package](inner, **fields)
-    if name not in SHORT_NAMES:
-        known = [*SHORT_NAMES, "torchvision:NAME", "timm:NAME"]
-        raise InputError(f"model: must be one of {', '.join(known)}, got {name!r}"
-                         f"{nearest(str(name), SHORT_NAMES)}")
-    kind = SHORT_NAMES[name]
-    known = list(inspect.signature(kind).parameters)
-    for field in fields:
-        if field not in known:
-            raise InputError(f"model '{name}': has no field '{field}' ({', '.join(known)})"
-                             f"{nearest(field, known)}")
-    return kind(**fields)
+    return make_named("model", name, {short: (kind, {}) for short, kind in SHORT_NAMES.items()},
+                      fields, also=("torchvision:NAME", "timm:NAME"))

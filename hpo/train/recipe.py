@@ -7,6 +7,7 @@ resume and export all work on any study without a word of code from its author.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +18,7 @@ from hpo.train.losses import CrossEntropy
 from hpo.train.models import ModelSpec
 from hpo.train.named_models import MODELS
 from hpo.train.optim import OptimizerSpec
+from hpo.train.regularize import EMA, EarlyStopping, Mix
 from hpo.train.schedules import OneCycle, Plateau, Schedule
 from hpo.train.sources import Source
 
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = "ModelSpec | nn.Module | Callable[[], nn.Module]"
 Loss: TypeAlias = "CrossEntropy | Callable[[Tensor, Tensor], Tensor]"
+PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+# torch's modes but those with CUDA graphs: of these a gradient that is added up over several
+# micro-batches may be overwritten.
+COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
+# torch's backends that follow the model as a compiler does and generate no code: to find out in
+# seconds whether it compiles.
+COMPILE_TRIALS = ("eager", "aot_eager")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +43,19 @@ class Recipe:
     `data` is one of the data helpers' values (`digits(run)`, `tensors(...)`, ...). `model` is a
     model spec, a function without arguments that makes a module, or a module, which is copied and
     so never trained itself. `loss` takes class scores and labels. `augment` acts on training
-    batches in order. `clip_norm` bounds the gradient's norm. Of a batch `micro_batch_size` rows go
-    through the model at once (None: all of them); their gradients add up to that of the batch,
-    and only batch norm sees the difference. `resident` says whether the data set is held on the
-    device (None: when it fits), `n_loader_workers` how many processes read a data set that is not
-    (None: by the device and its threads). `checkpoint_activations` holds less memory in a training
-    step and computes the inside of each block of the model twice; it needs a model that ships, or
-    an `nn.Sequential`.
+    batches in order, `mix` (MixUp or CutMix) on the normalised ones. One of three may bound the
+    gradient: `clip_norm` its norm, `clip_value` each of its values, `clip_adaptive` the norm of
+    each unit as a part of its weights' norm (AGC; not of the last layer). `ema` has a mean of the
+    weights evaluated and kept; `early_stopping` ends a trial that gets no better. Of a batch
+    `micro_batch_size` rows go through the model at once (None: all of them); their gradients add
+    up to that of the batch, and only batch norm sees the difference. `checkpoint_activations`
+    holds less memory in a training step and computes the inside of each block of the model twice;
+    it needs a model that ships, or an `nn.Sequential`. `precision` is that of products and
+    convolutions; weights stay float32. `auto` is bf16 on CUDA and fp32 on the CPU; fp16 scales the
+    loss and leaves steps out whose gradient overflows. `compile` True or a mode of torch.compile
+    compiles the model, once for each of its shapes. `resident` says whether the data set is held
+    on the device (None: when it fits), `n_loader_workers` how many processes read a data set that
+    is not (None: by the device and its threads).
 
     Raises:
         InputError: naming the first field that does not fit.
@@ -54,7 +69,14 @@ class Recipe:
     micro_batch_size: int | None = None
     loss: Loss = field(default_factory=CrossEntropy)
     augment: tuple[Callable[..., Tensor], ...] = ()
+    mix: Mix | None = None
     clip_norm: float | None = None
+    clip_value: float | None = None
+    clip_adaptive: float | None = None
+    ema: EMA | None = None
+    early_stopping: EarlyStopping | None = None
+    precision: str = "auto"
+    compile: bool | str = False
     eval_batch_size: int = 1024
     resident: bool | None = None
     n_loader_workers: int | None = None
@@ -81,13 +103,39 @@ class Recipe:
         whole("Recipe.eval_batch_size", self.eval_batch_size, low=1)
         if self.micro_batch_size is not None:
             whole("Recipe.micro_batch_size", self.micro_batch_size, low=1)
-        if self.clip_norm is not None:
-            number("Recipe.clip_norm", self.clip_norm, low=0.0, open_low=True)
+        self._check_regularisation()
         if self.n_loader_workers is not None:
             whole("Recipe.n_loader_workers", self.n_loader_workers, low=0)
         flag("Recipe.checkpoint_activations", self.checkpoint_activations)
         _check_kind("resident", self.resident, self.resident in (None, True, False),
                     "True, False or None")
+
+    def _check_regularisation(self) -> None:
+        _check_kind("mix", self.mix, self.mix is None or isinstance(self.mix, Mix),
+                    "MixUp(), CutMix() or None")
+        _check_kind("ema", self.ema, self.ema is None or isinstance(self.ema, EMA),
+                    "EMA() or None")
+        _check_kind("early_stopping", self.early_stopping, self.early_stopping is None
+                    or isinstance(self.early_stopping, EarlyStopping), "EarlyStopping() or None")
+        bounds = ("clip_norm", "clip_value", "clip_adaptive")
+        given = [name for name in bounds if getattr(self, name) is not None]
+        for name in given:
+            number(f"Recipe.{name}", getattr(self, name), low=0.0, open_low=True)
+        if len(given) > 1:
+            raise InputError(f"Recipe: {' and '.join(given)} cannot both bound the gradient; "
+                             f"give one of {', '.join(bounds)}")
+        _check_choice("precision", self.precision, PRECISIONS)
+        if not isinstance(self.compile, bool):
+            known = (*COMPILE_MODES, *COMPILE_TRIALS)
+            _check_choice("compile", self.compile, known, "True, False, ")
+
+
+def _check_choice(name: str, value: Any, known: tuple[str, ...], others: str = "") -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise InputError(f"Recipe.{name}: must be {others}{', '.join(map(repr, known))}, "
+                         f"got {_short(value)}{hint}")
 
 
 def _check_kind(name: str, value: Any, fits: bool, accepted: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from hpo.train.loaded import Loaded, load
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import ModelSpec
 from hpo.train.named_models import MODELS
+from hpo.train.precision import autocast, check_precision, products
 from hpo.train.randomness import PrivateRandom
 from hpo.train.recipe import Recipe
 from hpo.train.recompute import recomputed
@@ -109,13 +109,6 @@ def placed(model: nn.Module, data: Loaded, device: torch.device) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if len(data.image_shape) == 3 else model
 
 
-def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which a device computes scores: bf16 on CUDA."""
-    if device.type == "cuda":
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return contextlib.nullcontext()
-
-
 @torch.inference_mode()
 def evaluate(
     model: nn.Module, data: Loaded, feed: Feed, recipe: Recipe, batch_size: int | None = None
@@ -126,7 +119,7 @@ def evaluate(
     size = batch_size or recipe.eval_batch_size
     losses, rights = [], []
     for images, labels in feed.batches(None, size, math.ceil(len(feed) / size)):
-        with autocast(labels.device):
+        with autocast(labels.device, recipe.precision):
             scores = model(data.normalised(images, ready=feed.ready))
         scores = scores.float()
         losses.append(loss_of(scores, labels).double() * len(labels))
@@ -151,7 +144,8 @@ def score(recipe: Recipe, run: Run, path: Path, split: Literal["val", "test"],
         if entry["fingerprint"] != data.fingerprint:
             raise DataError(f"checkpoint {path}: was trained on other data "
                             f"({entry['fingerprint']}) than are there now ({data.fingerprint})")
-        with PrivateRandom(run.seed, device):
+        check_precision(recipe.precision, device)
+        with PrivateRandom(run.seed, device), products(device, recipe.precision):
             if model is None:
                 model = make_model(recipe, data, device)
                 model.load_state_dict(entry["model"])
