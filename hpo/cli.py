@@ -160,6 +160,22 @@ def check(
     return check_study(_brief(study, devices, data_dir, data_fraction), _console())
 
 
+@app.command()
+def doctor(
+    study: Study, devices: Devices = "auto", data_dir: DataDir = None,
+    data_fraction: Fraction = None, seed: Seed = None,
+    profile: Annotated[bool, typer.Option(
+        "--profile", help="Write a torch.profiler trace and list the ten slowest operators.")] =
+    False,
+    home: Home = None, storage: Storage = None, json: Json = False,
+) -> int:
+    """Look at machine, database, data, model and a few steps; 1: something is wrong."""
+    from hpo.doctor import doctor as look
+
+    settings = _brief(study, devices, data_dir, data_fraction, home, seed, storage)
+    return look(settings, _console(), profile=profile, as_json=json)
+
+
 @app.command("lr-range")
 def lr_range(
     study: Study, devices: Devices = "auto", data_dir: DataDir = None,
@@ -177,10 +193,10 @@ def lr_range(
 
 def _brief(
     study: str, devices: str, data_dir: Path | None, data_fraction: float | None,
-    home: Path | None = None, seed: int | None = None,
+    home: Path | None = None, seed: int | None = None, storage: str | None = None,
 ) -> s.Settings:
     where = s.home_folder(home)
-    return s.Settings(study=study, name=study, home=where, storage=s.storage_url(None, where),
+    return s.Settings(study=study, name=study, home=where, storage=s.storage_url(storage, where),
                       devices=devices, workers=1, data_dir=data_dir, seed=seed,
                       data_fraction=data_fraction)
 

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,7 +144,7 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
         show.say(text)
     make_home(settings.home)
     order = order_of(settings, spec)
-    data = _prepared(pool, order, row, show)
+    data = _prepared(settings, pool, order, row, show)
     db = _made(settings, spec, data)
     course = phases.Course(settings, spec, described["grid"], described["defaults"], data, db,
                            pool, show, stopper.check)
@@ -173,7 +173,7 @@ def _serve(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -
     settings = replace(settings, **{name: row["settings"][name] for name in STORED})
     make_home(settings.home)
     order = order_of(settings, spec)
-    data = _prepared(pool, order, row, show)
+    data = _prepared(settings, pool, order, row, show)
     db = Database(settings.storage, settings.storage_timeout_s)
     course = phases.Course(settings, spec, described["grid"], described["defaults"], data, db,
                            pool, show, stopper.check)
@@ -217,12 +217,14 @@ def order_of(settings: Settings, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(
-    pool: Pool, order: dict[str, Any], row: Mapping[str, Any] | None, show: Display
+    settings: Settings, pool: Pool, order: dict[str, Any], row: Mapping[str, Any] | None,
+    show: Display,
 ) -> dict[str, Any]:
     data = pool.prepare(order)
     if row is not None:
         studies.check_data(row, data)
-    for text in data_lines(data):
+    warned = data.pop("warnings", [])
+    for text in (*data_lines(data), *warning_lines(warned, settings.study)):
         show.say(text)
     return data
 
@@ -256,6 +258,14 @@ def data_lines(data: Mapping[str, Any]) -> list[str]:
         lines.append(f"warning: {data['n_val']} validation {what} tell trials apart in steps of "
                      f"{1 / data['n_val']:.2g} of accuracy; a larger val_fraction= tells more")
     return lines
+
+
+def warning_lines(warnings: Sequence[str], study: str) -> list[str]:
+    """Return the warnings of the data and the model's first pass, and which command tells more."""
+    if not warnings:
+        return []
+    return [*(f"warning: {text}" for text in warnings),
+            f"hpo doctor --study {shlex.quote(study)} looks closer"]
 
 
 def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) -> Database:

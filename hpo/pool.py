@@ -80,7 +80,7 @@ class Pool:
         self, study: str, slots: Sequence[Slot], check: Callable[[], None] = lambda: None
     ) -> None:
         self.study, self.slots = study, list(slots)
-        self._check = check
+        self.check = check
         self.members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
         self._order: dict[str, Any] | None = None
@@ -161,7 +161,7 @@ class Pool:
     def _await(self, wanted: str) -> dict[str, Any]:
         """Return the first worker's next event of that name."""
         while True:
-            self._check()
+            self.check()
             for member, event in self.poll(0.5):
                 if event["event"] == "fault":
                     raise InputError(event["text"])

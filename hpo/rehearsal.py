@@ -6,27 +6,52 @@ A fault of the module is then found at its cheapest, with the study's first para
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpo.attempt import make_run
 from hpo.drive import BadMetrics, Goal, checked
 from hpo.spec import StudySpec
 from hpo.tasks import finite
 
+if TYPE_CHECKING:
+    from hpo.diagnosis.finding import Finding
+
 
 def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
     """Build a recipe from the study's first params, load its data and try one step.
 
-    Returns what is known of the data and the model; an objective of the user's own has neither.
+    Returns what is known of the data and the model, with warnings of what they show at a glance;
+    an objective of the user's own has neither.
     """
     if spec.build is None:
         return {"first_epoch": first_epoch(spec, order)} if order.get("first_epoch") else {}
+    from hpo.diagnosis.cheap import warnings_of
     from hpo.train.loop import prepare as prepare_recipe
 
     with tempfile.TemporaryDirectory(prefix="hpo-prepare-") as folder:
         run = make_run(order, int(order["seed"]), Path(folder))
-        return prepare_recipe(spec.build(run, **first_params(spec)), run)
+        return prepare_recipe(spec.build(run, **first_params(spec)), run, warnings_of)
+
+
+def examine(spec: StudySpec, order: dict[str, Any], trace: Path | None) -> Iterator[Finding]:
+    """Yield what `hpo doctor` is to say of a study's recipe, and of a loop of its own."""
+    goal, build = Goal(spec.metric, spec.direction == "maximize"), spec.build
+    if build is not None:
+        from hpo.diagnosis.examination import examine as examine_recipe
+
+        with tempfile.TemporaryDirectory(prefix="hpo-doctor-") as folder:
+            run = make_run(order, int(order["seed"]), Path(folder))
+            yield from examine_recipe(
+                # Seeded each time: what `build` draws must be the same.
+                lambda: build(make_run(order, run.seed, Path(folder)), **first_params(spec)), run,
+                metric=spec.metric, maximize=goal.maximize, trace=trace)
+    if spec.objective is not None:
+        from hpo.diagnosis.own_loop import examine_loop
+
+        yield from examine_loop(lambda: first_epoch(spec, order), goal, int(order["epochs"]),
+                                alone=build is None)
 
 
 def first_epoch(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:

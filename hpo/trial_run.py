@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import devices
 from hpo.errors import InputError
-from hpo.launch import Stopper, data_lines, make_home, order_of
+from hpo.launch import Stopper, data_lines, make_home, order_of, warning_lines
 from hpo.pool import Pool
 from hpo.settings import Settings
 from hpo.settings import check as check_settings
@@ -20,22 +20,29 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def _described(settings: Settings) -> tuple[Pool, dict[str, Any], Settings]:
-    """Start one worker and return it with what the module says and the settings it gives."""
+def described_by_worker(
+    settings: Settings, slot: devices.Slot | None = None
+) -> tuple[Pool, dict[str, Any], Settings]:
+    """Start one worker and return it with what the module says and the settings it gives.
+
+    Without a slot it has the first device, with all threads.
+    """
     check_settings(settings)
+    slots = [slot] if slot is not None else devices.slots(settings.devices, 1)
     stopper = Stopper()
     stopper.install()
-    pool = Pool(settings.study, devices.slots(settings.devices, 1), stopper.check)
+    pool = Pool(settings.study, slots, stopper.check)
     stopper.kill = pool.kill
     try:
         described = pool.describe()
     except BaseException:
-        _end(pool)
+        end(pool)
         raise
     return pool, described, settings.resolved(described["spec"], None)
 
 
-def _end(pool: Pool) -> None:
+def end(pool: Pool) -> None:
+    """Stop a pool's workers at once."""
     pool.kill()
     pool.stop()
 
@@ -46,7 +53,7 @@ def check(settings: Settings, console: Console) -> int:
     Raises:
         InputError: with every fault found.
     """
-    pool, described, settings = _described(settings)
+    pool, described, settings = described_by_worker(settings)
     try:
         spec = described["spec"]
         _say(console, f"study {settings.study}: {described['path']}")
@@ -59,12 +66,13 @@ def check(settings: Settings, console: Console) -> int:
         if epoch is not None:
             metrics = ", ".join(f"{name}={value:.4g}" for name, value in epoch.items())
             _say(console, f"  an objective of its own: its first epoch gives {metrics}")
-        for text in data_lines(found):
+        warned = found.pop("warnings", [])
+        for text in (*data_lines(found), *warning_lines(warned, settings.study)):
             _say(console, f"  {text}")
         _say(console, "  ok")
         return 0
     finally:
-        _end(pool)
+        end(pool)
 
 
 def lr_range(
@@ -81,7 +89,7 @@ def lr_range(
     if low is not None and high is not None and low >= high:
         raise InputError(f"--low must be below --high, got {low:g} and {high:g}")
     make_home(settings.home)
-    pool, described, settings = _described(settings)
+    pool, described, settings = described_by_worker(settings)
     try:
         spec = described["spec"]
         if not spec["has_lr_range"]:
@@ -89,7 +97,7 @@ def lr_range(
                              f"and a param '{spec['lr_param']}' in the space (lr_param=)")
         found = pool.ask("sweep", "swept", order=order_of(settings, spec), low=low, high=high)
     finally:
-        _end(pool)
+        end(pool)
     return _show_sweep(settings, spec, found["result"], console, as_json)
 
 

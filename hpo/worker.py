@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import discover, trial_log
@@ -99,6 +100,12 @@ def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
             rerun.rerun(spec, command, channel.send)
         elif command["cmd"] == "prepare":
             channel.send("ready", info=rehearsal.prepare(spec, command["order"]))
+        elif command["cmd"] == "examine":
+            trace = command["trace"]
+            for finding in rehearsal.examine(spec, command["order"],
+                                             None if trace is None else Path(trace)):
+                channel.send("finding", finding=finding.to_json())
+            channel.send("examined")
         else:
             channel.send("swept", result=rehearsal.sweep(
                 spec, command["order"], low=command["low"], high=command["high"]))

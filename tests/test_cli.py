@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from commands import environment, hpo, search, trials, write, write_text
 
-COMMANDS = ("run", "worker", "check", "lr-range", "status", "show", "replay", "best", "report",
-            "export", "delete", "registry", "dashboard", "init")
+COMMANDS = ("run", "worker", "check", "doctor", "lr-range", "status", "show", "replay", "best",
+            "report", "export", "delete", "registry", "dashboard", "init")
 
 
 def test_help_lists_every_command_and_loads_neither_torch_nor_optuna(tmp_path: Path) -> None:

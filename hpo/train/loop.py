@@ -332,11 +332,14 @@ class Trainer:
             "seed": self.run.seed, "data_fraction": self.run.data_fraction})
 
 
-def prepare(recipe: Recipe, run: Run) -> dict[str, Any]:
+def prepare(recipe: Recipe, run: Run,
+            look: Callable[[Trainer], list[str]] | None = None) -> dict[str, Any]:
     """Load the data and try the model on a small batch, before any trial is spent on it.
 
+    `look` may look at the trainer then, and warn.
+
     Returns: n_train, n_val, n_test, n_classes, image_shape, fingerprint, n_parameters,
-        steps_per_epoch, resident.
+        steps_per_epoch, resident, warnings.
     Raises:
         InputError: if the model does not take these inputs or give these classes.
         DataError: if the data cannot be read or do not suffice.
@@ -346,7 +349,8 @@ def prepare(recipe: Recipe, run: Run) -> dict[str, Any]:
     try:
         with trainer.computing():
             _try_model(trainer)
-        return {"n_train": len(data.train), "n_val": len(data.val),
+            warnings = [] if look is None else look(trainer)
+        return {"warnings": warnings, "n_train": len(data.train), "n_val": len(data.val),
                 "n_test": 0 if data.test is None else len(data.test),
                 "n_classes": data.n_classes, "image_shape": data.image_shape,
                 "fingerprint": data.fingerprint, "resident": data.resident,
