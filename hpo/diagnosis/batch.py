@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from hpo.train.loop import Trainer
 from hpo.train.losses import CrossEntropy
+from hpo.train.regularize import MixedLabels
 
 # The rows that a check trains or scores: enough for batch norm, few enough for a CPU.
 N_ROWS = 128
@@ -32,6 +35,15 @@ def plain_loss(trainer: Trainer, images: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(trainer.model(images).float(), labels)
 
 
+def repeated(
+    images: Tensor, labels: Tensor | MixedLabels, n: int
+) -> tuple[Tensor, Tensor]:
+    """Return a batch of `n` rows out of fewer: the same ones again, their labels not mixed."""
+    plain = labels.first if isinstance(labels, MixedLabels) else labels
+    again = math.ceil(n / len(plain))
+    return images.repeat(again, *[1] * (images.ndim - 1))[:n], plain.repeat(again)[:n]
+
+
 def train_mode(model: nn.Module) -> None:
     """Put a model into training mode, without its dropout."""
     model.train()
@@ -42,9 +54,5 @@ def train_mode(model: nn.Module) -> None:
 
 def step(trainer: Trainer, loss: Tensor) -> float:
     """Make one optimizer step for a loss, at the rates that are set, and return the loss."""
-    loss.backward()
-    if trainer.recipe.clip_norm is not None:
-        nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.recipe.clip_norm)
-    trainer.optimizer.step()
-    trainer.optimizer.zero_grad()
+    trainer.update.of_loss(loss)
     return float(loss.detach())

@@ -46,7 +46,7 @@ def examine(
         yield not_checked("model", "all", "there is no recipe, or no data, to look at")
         return
     try:
-        with made.random:
+        with made.computing():
             yield torch_finding(made.device)
             yield from _guarded("data", lambda: _rest(made, build, run, metric, maximize, trace))
     finally:

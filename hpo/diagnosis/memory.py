@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from hpo.baselines.lr_range import restored
+from hpo.diagnosis.batch import repeated
 from hpo.diagnosis.finding import Finding, look, not_checked, ok, wrong
 from hpo.diagnosis.pace import PART
 from hpo.train.loop import Trainer
@@ -65,14 +65,9 @@ def largest_batch_finding(trainer: Trainer) -> Finding:
 def _trains(trainer: Trainer, n: int) -> bool:
     """Return whether one step over `n` rows, some of them repeated, fits into the memory."""
     images, labels = next(trainer.batches(min(n, trainer.recipe.batch_size), 1))
-    again = math.ceil(n / len(labels))
     try:
-        many = images.repeat(again, *[1] * (images.ndim - 1))[:n]
         trainer.model.train()
-        trainer.loss(many, labels.repeat(again)[:n]).backward()
-        if trainer.recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.recipe.clip_norm)
-        trainer.optimizer.step()
+        trainer.update.of_loss(trainer.loss(*repeated(images, labels, n)))
         return True
     except torch.OutOfMemoryError:
         return False

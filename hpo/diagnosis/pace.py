@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpo.baselines.lr_range import restored
+from hpo.diagnosis.batch import repeated
 from hpo.diagnosis.finding import Finding, look, ok, plural
 from hpo.train.feed import Feed
 from hpo.train.loop import Trainer
+from hpo.train.regularize import MixedLabels
 from hpo.train.scoring import evaluate
 
 PART = "speed"
@@ -147,11 +149,10 @@ def _sync(device: torch.device) -> Callable[[], None]:
 
 def _steps(trainer: Trainer, clock: Clock, n: int) -> list[dict[str, float]]:
     """Make up to `n` steps and return the seconds of each; the first few only warm up."""
-    recipe, params = trainer.recipe, list(trainer.model.parameters())
     found: list[dict[str, float]] = []
     deadline = time.monotonic() + MOST_S
     trainer.model.train()
-    source = trainer.batches(recipe.batch_size, n)
+    source = trainer.batches(trainer.recipe.batch_size, n)
     for _ in range(n):
         clock.seconds.clear()
         start = time.perf_counter()
@@ -162,12 +163,9 @@ def _steps(trainer: Trainer, clock: Clock, n: int) -> list[dict[str, float]]:
         for part in _parts(trainer, images, labels):
             loss = trainer.loss(*part)
             now = clock.lap("forward", now)
-            loss.backward()
+            trainer.update.backward(loss)
             now = clock.lap("backward", now)
-        if recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(params, recipe.clip_norm)
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad()
+        trainer.update.step()
         clock.lap("optimizer", now)
         found.append(dict(clock.seconds))
         if time.monotonic() > deadline:
@@ -175,7 +173,9 @@ def _steps(trainer: Trainer, clock: Clock, n: int) -> list[dict[str, float]]:
     return found[min(N_WARM, len(found) - 1):]
 
 
-def _parts(trainer: Trainer, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _parts(
+    trainer: Trainer, images: Tensor, labels: Tensor | MixedLabels
+) -> list[tuple[Tensor, Tensor | MixedLabels]]:
     """Return the micro-batches of a batch."""
     n = max(1, min(math.ceil(len(labels) / trainer.micro_batch_size), len(labels) // 2))
     return list(zip(images.tensor_split(n), labels.tensor_split(n), strict=True))
@@ -257,20 +257,21 @@ def precision_finding(trainer: Trainer) -> Finding:
         return look(PART, "precision", f"{name} has no bf16 of its own and emulates it",
                     "a GPU from 2020 on computes in bf16 at several times the speed")
     once, twice = (_pass_s(trainer, k * trainer.micro_batch_size) for k in (1, 2))
-    text = f"bf16; a batch twice as large takes {twice / once:.2f} times as long"
+    text = (f"{trainer.recipe.precision}; a batch twice as large takes {twice / once:.2f} times "
+            f"as long")
     if twice < IDLE_BELOW * once:
         return look(PART, "precision", text, "the GPU waits for its next kernel: a larger "
                                              "batch_size= costs nearly nothing")
+    if trainer.recipe.precision in ("fp32", "tf32"):
+        return look(PART, "precision", text,
+                    "precision='bf16' takes half the memory and less time")
     return ok(PART, "precision", text)
 
 
 def _pass_s(trainer: Trainer, n: int) -> float:
     """Return the median seconds of a forward and backward pass over `n` rows, some repeated."""
     sync, took = _sync(trainer.device), []
-    images, labels = next(trainer.batches(n, 1))
-    again = math.ceil(n / len(labels))
-    images = images.repeat(again, *[1] * (images.ndim - 1))[:n]
-    labels = labels.repeat(again)[:n]
+    images, labels = repeated(*next(trainer.batches(n, 1)), n)
     with restored(trainer.model, trainer.optimizer):
         trainer.model.train()
         for _ in range(7):
