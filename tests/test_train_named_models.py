@@ -165,10 +165,11 @@ WRONG: Any = {"name": 3, "flag": "yes", "norm": nn.BatchNorm2d}
 
 
 @pytest.mark.parametrize(("make", "told"), [
-    (lambda: model("resnet8"), "model: must be one of mlp, simple_cnn, resnet9, cifar_resnet18, "
-     "vit, torchvision:NAME, timm:NAME, got 'resnet8'; did you mean 'resnet9'?"),
-    (lambda: model("torchvision:"), "got 'torchvision:'"),
-    (lambda: model("mlp", widht=3), "model 'mlp': has no field 'widht' (hidden, dropout"),
+    (lambda: model("resnet8"), "model 'resnet8': accepted are mlp, simple_cnn, resnet9, "
+     "cifar_resnet18, vit, torchvision:NAME, timm:NAME; did you mean 'resnet9'?"),
+    (lambda: model("torchvision:"), "model 'torchvision:': accepted are"),
+    (lambda: model("mlp", n_layer=3), "model 'mlp': has no field 'n_layer'; did you mean "
+     "'n_layers'? (hidden, dropout"),
     (lambda: model("mlp", norm="x"), "MLP.norm: must be one of"),
     (lambda: TorchvisionModel(WRONG["name"]), "TorchvisionModel: must be given a model's name"),
     (lambda: TorchvisionModel("resnet18", pretrained=WRONG["flag"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -233,27 +234,31 @@ def numbers(epochs: Any) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("rates", SCHEDULES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_trains_with_every_schedule_and_goes_on_after_a_cut(
+def test_every_optimizer_schedule_precision_and_accumulation_train_and_go_on_after_a_cut(
     name: str, rates: str, tmp_path: Path
 ) -> None:
     """To the last bit, through the file; with a layer's own rates and the optimizer's l1."""
-    fields: dict[str, Any] = {"optimizer": optimizer(name, weight_decay=1e-3, l1=1e-5,
-                                                     head_lr_factor=0.5, layer_decay=0.9),
-                              "schedule": schedule(rates)}
-    whole = trainer(**fields)
-    expected = numbers(whole.epochs())
-    assert all(math.isfinite(value) for epoch in expected for value in epoch.values())
-    assert expected[1]["train_loss"] < expected[0]["train_loss"]
-    before = trainer(**fields)
-    next(before.epochs())
-    write_state(tmp_path, before.state_dict())
-    state = read_state(tmp_path)
-    assert state is not None
-    after = trainer(**fields)
-    after.load_state_dict(state)
-    assert numbers(after.epochs()) == expected[1:]
-    pairs = zip(whole.model.parameters(), after.model.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    run = make_run(data_fraction=0.2)
+    for k, (precision, size) in enumerate(
+            itertools.product(("fp32", "bf16", "fp16"), (None, 40))):
+        fields: dict[str, Any] = {
+            "optimizer": optimizer(name, weight_decay=1e-3, l1=1e-5, head_lr_factor=0.5,
+                                   layer_decay=0.9),
+            "schedule": schedule(rates), "precision": precision, "micro_batch_size": size}
+        whole = trainer(run, **fields)
+        expected = numbers(whole.epochs())
+        assert all(math.isfinite(value) for epoch in expected for value in epoch.values())
+        assert expected[1]["train_loss"] < expected[0]["train_loss"]
+        before = trainer(run, **fields)
+        next(before.epochs())
+        write_state(tmp_path / str(k), before.state_dict())
+        state = read_state(tmp_path / str(k))
+        assert state is not None
+        after = trainer(run, **fields)
+        after.load_state_dict(state)
+        assert numbers(after.epochs()) == expected[1:], fields
+        pairs = zip(whole.model.parameters(), after.model.parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize("metric", ["val_accuracy", "val_loss"])
