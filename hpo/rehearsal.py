@@ -28,7 +28,7 @@ def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
     if spec.build is None:
         return {"first_epoch": first_epoch(spec, order)} if order.get("first_epoch") else {}
     from hpo.diagnosis.cheap import warnings_of
-    from hpo.train.loop import prepare as prepare_recipe
+    from hpo.train.trying import prepare as prepare_recipe
 
     with tempfile.TemporaryDirectory(prefix="hpo-prepare-") as folder:
         run = make_run(order, int(order["seed"]), Path(folder))

@@ -42,7 +42,8 @@ from hpo.train import (
     digits,
     tensors,
 )
-from hpo.train.loop import Trainer, prepare
+from hpo.train.loop import Trainer
+from hpo.train.trying import prepare
 
 
 @pytest.fixture(autouse=True)

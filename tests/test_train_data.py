@@ -25,9 +25,10 @@ from hpo.train import (
     tensors,
 )
 from hpo.train.loaded import load, moments
-from hpo.train.loop import Trainer, prepare
+from hpo.train.loop import Trainer
 from hpo.train.scoring import score
 from hpo.train.split import keep_fraction, stratified
+from hpo.train.trying import prepare
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from hpo.train import AdamW, Recipe, SimpleCNN, cifar10, digits, fashion_mnist, 
 from hpo.train.arrays import cached
 from hpo.train.images import decode
 from hpo.train.loaded import load
-from hpo.train.loop import prepare
 from hpo.train.sources import ImageFolder
+from hpo.train.trying import prepare
 
 
 @pytest.fixture(autouse=True)

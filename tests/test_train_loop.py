@@ -32,8 +32,9 @@ from hpo.train import (
     tensors,
 )
 from hpo.train import checkpoint as files
-from hpo.train.loop import METRICS, Trainer, prepare
+from hpo.train.loop import METRICS, Trainer
 from hpo.train.scoring import score
+from hpo.train.trying import prepare
 
 
 @pytest.fixture(autouse=True)

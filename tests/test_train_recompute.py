@@ -27,8 +27,9 @@ from hpo.train import (
     ViT,
     tensors,
 )
-from hpo.train.loop import Trainer, prepare
+from hpo.train.loop import Trainer
 from hpo.train.recompute import recomputed
+from hpo.train.trying import prepare
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(40, 3, 8, 8)).astype("float32"), np.arange(40) % 4

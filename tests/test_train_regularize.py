@@ -29,10 +29,11 @@ from hpo.train import (
 )
 from hpo.train import checkpoint as files
 from hpo.train.averaging import Averaged
-from hpo.train.loop import Trainer, prepare
+from hpo.train.loop import Trainer
 from hpo.train.recipe import describe
 from hpo.train.regularize import MixedLabels, Patience
 from hpo.train.scoring import score
+from hpo.train.trying import prepare
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.rand(48, 1, 6, 6, generator=GENERATOR), torch.arange(48) % 3

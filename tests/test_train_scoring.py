@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from hpo import Run
 from hpo.errors import InputError
 from hpo.train import AdamW, Recipe, tensors
-from hpo.train.loop import Trainer, prepare
+from hpo.train.loop import Trainer
 from hpo.train.scoring import own_model, score, shaped
+from hpo.train.trying import prepare
 
 # An older torch warns where a lazy module is made that its use may change.
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
