@@ -13,6 +13,7 @@ from hpo.states import Continued, Metrics, StateWriter, TrialStates
 
 if TYPE_CHECKING:
     from hpo.kept import Checkpoints
+    from hpo.ranks import Ranks
     from hpo.train.loop import Trainer
     from storage.database import Database
     from storage.ticket import Claim
@@ -27,6 +28,7 @@ def make_run(order: Mapping[str, Any], seed: int, folder: Path) -> Run:
     data_dir = order.get("data_dir")
     return Run(epochs=int(order["epochs"]), seed=seed, device=order["device"], dir=folder,
                data_dir=Path(data_dir) if data_dir else None,
+               n_devices=int(order.get("n_devices", 1)),
                data_fraction=float(order["data_fraction"]))
 
 
@@ -39,8 +41,10 @@ class Attempt:
 
     def __init__(
         self, spec: StudySpec, order: Mapping[str, Any], db: Database, claim: Claim,
-        kept: Checkpoints, writer: StateWriter, source: str | None, say: Callable[[str], None],
+        kept: Checkpoints, writer: StateWriter, source: str | None, ranks: Ranks,
+        say: Callable[[str], None],
     ) -> None:
+        self._ranks = ranks
         self._spec, self._order, self._db, self._claim = spec, order, db, claim
         # What a retry says of its chain.
         self.retry = retry_attrs(db, claim.ticket)
@@ -80,16 +84,18 @@ class Attempt:
         def make() -> Trainer:
             # A try that a state did not fit has drawn from the global generators.
             again = make_run(order, run.seed, self._folder) if self.trainer else run
-            self.trainer = Trainer(
-                build(again, **params), again, metric=spec.metric,
-                maximize=spec.direction == "maximize",
-                micro_batch_size=self._claim.ticket.payload.get(MICRO_BATCH))
+            micro = self._claim.ticket.payload.get(MICRO_BATCH)
+            with self._ranks.watching():
+                team = self._ranks.begin(order, run.seed, self._folder, params, micro)
+                self.trainer = Trainer(
+                    build(again, **params), again, metric=spec.metric, team=team,
+                    maximize=spec.direction == "maximize", micro_batch_size=micro)
             return self.trainer
 
         if not self.retry:
-            return make().epochs()
+            return self._ranks.watched(make().epochs())
         trainer, earlier = states.resume(make)
-        return self._behind(earlier, _numbered(trainer))
+        return self._behind(earlier, _numbered(trainer, self._ranks))
 
     def _behind(self, earlier: Mapping[int, Metrics], source: Iterator[Any]) -> Iterator[Any]:
         self._continued = Continued(source, earlier)
@@ -118,12 +124,25 @@ class Attempt:
     def after(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Take in an epoch that was trained; the training state behind it is written if due."""
         if self._states is not None and self.trainer is not None:
-            self._states.after(epoch, metrics, self.trainer)
+            with self._ranks.watching():
+                self._states.after(epoch, metrics, self.trainer)
 
     def goes_back(self) -> None:
         """Write the training state: the trial goes back to the queue."""
         if self._states is not None and self.trainer is not None:
-            self._states.write_now(self.trainer)
+            with self._ranks.watching():
+                self._states.write_now(self.trainer)
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint of the best epoch."""
+        if self.trainer is not None:
+            with self._ranks.watching():
+                self.trainer.save(path)
+
+    def release(self) -> None:
+        """Let go of the model and what it has on the devices."""
+        self.trainer = None
+        self._ranks.drop()
 
     def is_over(self) -> None:
         """Delete the training states: nobody goes on with the trial."""
@@ -145,12 +164,14 @@ class Attempt:
             found[MICRO_BATCH] = size
         if self.trainer is not None and self.trainer.stopped_early:
             found["stopped_early"] = self.trainer.stopped_early
+        if self._ranks.n > 1:
+            found["n_devices"] = self._ranks.n
         return found
 
 
-def _numbered(trainer: Trainer) -> Iterator[dict[str, Any]]:
+def _numbered(trainer: Trainer, ranks: Ranks) -> Iterator[dict[str, Any]]:
     """Yield a trainer's epochs with their numbers: they may not begin with 0."""
-    epochs = trainer.epochs()
+    epochs: Any = ranks.watched(trainer.epochs())
     try:
         for epoch, metrics in enumerate(epochs, trainer.next_epoch):
             yield {"epoch": epoch, **metrics}

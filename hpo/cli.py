@@ -42,6 +42,9 @@ Name = Annotated[str | None, _option(
 Workers = Annotated[int | None, _option("--workers", "Workers; one a device.", "HPO_WORKERS")]
 Devices = Annotated[str, _option(
     "--devices", "auto, cpu, or GPU indices: 0,1 (0,0 shares one).", "HPO_DEVICES")]
+GpusPerTrial = Annotated[int, _option(
+    "--gpus-per-trial", "Devices that train one trial together (DDP, or FSDP).",
+    "HPO_GPUS_PER_TRIAL")]
 DataDir = Annotated[Path | None, _option(
     "--data-dir", "Where the data lies, or is downloaded to.", "HPO_DATA_DIR")]
 Fraction = Annotated[float | None, _option(
@@ -74,6 +77,7 @@ def run(
         "--n-trials", "Search trials in all.", "HPO_N_TRIALS")] = None,
     workers: Workers = None,
     devices: Devices = "auto",
+    gpus_per_trial: GpusPerTrial = 1,
     sampler: Annotated[str | None, _option(
         "--sampler", "tpe, random, gp, cmaes, qmc; grid: the grid phase alone.",
         "HPO_SAMPLER")] = None,
@@ -117,6 +121,7 @@ def run(
     return launch(s.Settings(
         study=study, name=study if name is None else name, home=where,
         storage=s.storage_url(storage, where), n_trials=n_trials, workers=workers, devices=devices,
+        gpus_per_trial=gpus_per_trial,
         sampler=None if sampler == "grid" else sampler, pruner=pruner,
         prune_startup=prune_startup, prune_warmup=prune_warmup, seed=seed, epochs=epochs,
         timeout_s=timeout, epoch_timeout_s=epoch_timeout,
@@ -131,7 +136,7 @@ def run(
 @app.command()
 def worker(
     study: Study, name: Name = None, workers: Workers = None, devices: Devices = "auto",
-    timeout: Annotated[float | None, _option(
+    gpus_per_trial: GpusPerTrial = 1, timeout: Annotated[float | None, _option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
     epoch_timeout: EpochTimeout = None, max_failures: MaxFailures = 5,
     data_dir: DataDir = None, home: Home = None, storage: Storage = None,
@@ -144,8 +149,8 @@ def worker(
     return serve(s.Settings(
         study=study, name=study if name is None else name, home=where,
         storage=s.storage_url(storage, where), workers=workers, devices=devices,
-        timeout_s=timeout, epoch_timeout_s=epoch_timeout, max_failures=max_failures,
-        data_dir=data_dir, storage_timeout_s=storage_timeout,
+        gpus_per_trial=gpus_per_trial, timeout_s=timeout, epoch_timeout_s=epoch_timeout,
+        max_failures=max_failures, data_dir=data_dir, storage_timeout_s=storage_timeout,
     ), _console())
 
 

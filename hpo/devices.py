@@ -27,17 +27,23 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2 * 10**9), "MALLOC_TRIM_THRESHOLD_
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one worker runs: `device` as torch names it, `visible` for CUDA_VISIBLE_DEVICES."""
+    """Where one worker runs: `device` as torch names it, `visible` for CUDA_VISIBLE_DEVICES.
+
+    A trial has all `n_devices` of it, with `n_threads` each.
+    """
 
     index: int
     device: str
     visible: str
     n_threads: int
+    n_devices: int = 1
 
     @property
     def label(self) -> str:
         """The device as people see it: `cpu`, or `gpu 1`."""
-        return "cpu" if self.device == "cpu" else f"gpu {self.visible}"
+        if self.device == "cpu":
+            return "cpu" if self.n_devices == 1 else f"cpu x{self.n_devices}"
+        return f"gpu {self.visible}"
 
     def environment(self) -> dict[str, str]:
         """Return the variables that must be set before torch loads."""
@@ -90,8 +96,9 @@ def _n_installed_gpus() -> int:
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
-def slots(devices: str, n_workers: int | None, env: Mapping[str, str] = os.environ) -> list[Slot]:
-    """Return one slot a worker.
+def slots(devices: str, n_workers: int | None, env: Mapping[str, str] = os.environ,
+          n_each: int = 1) -> list[Slot]:
+    """Return one slot a worker, of `n_each` devices; on the CPU a device is a process.
 
     `devices` is `auto` (every GPU, else the CPU), `cpu`, or indices such as `0,1`; an index named
     twice (`0,0`) lets two workers share that GPU.
@@ -103,11 +110,11 @@ def slots(devices: str, n_workers: int | None, env: Mapping[str, str] = os.envir
     if wanted == "auto":
         ids = gpus(env)
         if not ids:
-            return _cpu_slots(n_workers, env)
-        return _gpu_slots(ids, n_workers, env)
+            return _cpu_slots(n_workers, env, n_each)
+        return _gpu_slots(ids, n_workers, env, n_each)
     if wanted == "cpu":
-        return _cpu_slots(n_workers, env)
-    return _gpu_slots(_named(wanted, gpus(env)), n_workers, env)
+        return _cpu_slots(n_workers, env, n_each)
+    return _gpu_slots(_named(wanted, gpus(env)), n_workers, env, n_each)
 
 
 def _named(wanted: str, present: list[str]) -> list[str]:
@@ -123,8 +130,10 @@ def _named(wanted: str, present: list[str]) -> list[str]:
 
 
 def _gpu_slots(
-    ids: list[str], n_workers: int | None, env: Mapping[str, str]
+    ids: list[str], n_workers: int | None, env: Mapping[str, str], n_each: int
 ) -> list[Slot]:
+    if n_each > 1:
+        return _shared_out(ids, n_workers, env, n_each)
     n = n_workers or len(ids)
     if n > len(ids):
         doubled = ",".join(str(i % len(ids)) for i in range(n))
@@ -134,8 +143,28 @@ def _gpu_slots(
     return [Slot(i, "cuda", ids[i], threads) for i in range(n)]
 
 
-def _cpu_slots(n_workers: int | None, env: Mapping[str, str]) -> list[Slot]:
-    n = n_workers or min(n_cores(), _MAX_DEFAULT_CPU_WORKERS)
-    threads = threads_each(n, env)
+def _shared_out(
+    ids: list[str], n_workers: int | None, env: Mapping[str, str], n_each: int
+) -> list[Slot]:
+    """Return slots of several GPUs, no GPU in two of them."""
+    there = list(dict.fromkeys(ids))
+    if len(there) < len(ids):
+        raise InputError(f"--gpus-per-trial {n_each}: each GPU is one trial's then; name each "
+                         f"once with --devices")
+    if len(ids) % n_each or len(ids) < n_each:
+        raise InputError(f"--gpus-per-trial {n_each}: {len(ids)} GPU{'s' * (len(ids) != 1)} are "
+                         f"there; name a multiple of {n_each} with --devices, as 0,1 is of 2")
+    n = n_workers or len(ids) // n_each
+    if n * n_each > len(ids):
+        raise InputError(f"--workers {n}: with --gpus-per-trial {n_each} there are devices for "
+                         f"{len(ids) // n_each}")
+    threads = threads_each(n * n_each, env)
+    return [Slot(i, "cuda", ",".join(ids[i * n_each:(i + 1) * n_each]), threads, n_each)
+            for i in range(n)]
+
+
+def _cpu_slots(n_workers: int | None, env: Mapping[str, str], n_each: int) -> list[Slot]:
+    n = n_workers or max(1, min(n_cores(), _MAX_DEFAULT_CPU_WORKERS) // n_each)
+    threads = threads_each(n * n_each, env)
     # An empty mask hides the GPUs of a machine that has some from its CPU workers.
-    return [Slot(i, "cpu", "", threads) for i in range(n)]
+    return [Slot(i, "cpu", "", threads, n_each) for i in range(n)]

@@ -113,7 +113,7 @@ def _with_pool(
     stopper = Stopper()
     stopper.install()
     stopper.limit(settings.timeout_s)
-    slots = devices.slots(settings.devices, settings.workers)
+    slots = devices.slots(settings.devices, settings.workers, n_each=settings.gpus_per_trial)
     if settings.sampler:
         check_sampler(settings.sampler)
     pool = Pool(settings.study, slots, stopper.check)

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -41,9 +42,13 @@ class Held:
 
 
 class Leftovers:
-    """Compares what a worker holds after each trial with what it held when it was warm."""
+    """Compares what a worker holds after each trial with what it held when it was warm.
 
-    def __init__(self) -> None:
+    `own` gives the processes that are the worker's, whenever they were started.
+    """
+
+    def __init__(self, own: Callable[[], set[int]] = set) -> None:
+        self._own = own
         self._folder = os.getcwd()
         # What the module started when it was imported is nobody's leftover.
         self._old = _offspring()
@@ -61,7 +66,7 @@ class Leftovers:
         `failed` says that the trial ended in an error, which is trusted less.
         """
         self._back_to_folder()
-        now, new = held(), _offspring() - self._old
+        now, new = held(), _offspring() - self._old - self._own()
         if new or self._excess(now, failed):
             _shut_loaders()
             gc.collect()

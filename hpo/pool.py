@@ -101,7 +101,8 @@ class Pool:
         reader, writer = os.pipe()
         env = {**os.environ, **slot.environment(), "HPO_SYS_PATH": json.dumps(sys.path),
                "HPO_WORKER_STUDY": self.study, "HPO_WORKER_DEVICE": slot.device,
-               "HPO_WORKER_INDEX": str(slot.index), "HPO_WORKER_EVENTS": str(writer)}
+               "HPO_WORKER_INDEX": str(slot.index), "HPO_WORKER_EVENTS": str(writer),
+               "HPO_WORKER_N_DEVICES": str(slot.n_devices)}
         output = tempfile.TemporaryFile(prefix="hpo-worker-")
         try:
             process = subprocess.Popen(

@@ -147,7 +147,8 @@ def _order(one: OneTrial, data_dir: Path | None) -> dict[str, Any]:
 def _slot(one: OneTrial, wanted: str | None) -> machine.Slot:
     """Return where it runs: on a device like its own, with as many threads."""
     then = one.trial.attrs.get("device")
-    slot = machine.slots(wanted or ("auto" if then in (None, "cuda") else "cpu"), 1)[0]
+    slot = machine.slots(wanted or ("auto" if then in (None, "cuda") else "cpu"), 1,
+                         n_each=one.trial.attrs.get("n_devices", 1))[0]
     n_threads = one.ran_with.get("n_threads")
     return replace(slot, n_threads=n_threads) if n_threads else slot
 

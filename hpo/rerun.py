@@ -13,11 +13,14 @@ from hpo.attempt import make_run
 from hpo.drive import BadMetrics, Goal, Progress, checked
 from hpo.errors import InputError
 from hpo.queue import MICRO_BATCH
+from hpo.ranks import Ranks
 from hpo.spec import Run, StudySpec
 from hpo.versions import surroundings
 
 
-def rerun(spec: StudySpec, command: Mapping[str, Any], send: Callable[..., None]) -> None:
+def rerun(
+    spec: StudySpec, command: Mapping[str, Any], send: Callable[..., None], ranks: Ranks
+) -> None:
     """Train a trial up to an epoch and send each epoch's metrics.
 
     The events are `replaying` with what this process trains with, `replayed` for each epoch, and
@@ -32,7 +35,7 @@ def rerun(spec: StudySpec, command: Mapping[str, Any], send: Callable[..., None]
     with tempfile.TemporaryDirectory(prefix="hpo-replay-") as folder:
         run = make_run(order, int(order["seed"]), Path(folder))
         try:
-            source, fingerprint = _source(spec, run, params, goal, order.get(MICRO_BATCH))
+            source, fingerprint = _source(spec, run, params, order, ranks)
             now = surroundings(order["device"], discover.source_path(order["module"]))
             send("replaying", now={**now, "data_fingerprint": fingerprint})
             for metrics in source:
@@ -63,7 +66,7 @@ def _decoded(spec: StudySpec, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _source(
-    spec: StudySpec, run: Run, params: dict[str, Any], goal: Goal, micro_batch_size: int | None
+    spec: StudySpec, run: Run, params: dict[str, Any], order: Mapping[str, Any], ranks: Ranks
 ) -> tuple[Iterator[Any], str | None]:
     """Return the trial's epochs as a worker has them, and the fingerprint of a recipe's data."""
     if spec.objective is not None:
@@ -74,6 +77,9 @@ def _source(
     from hpo.train.loop import Trainer
 
     assert spec.build is not None
-    trainer = Trainer(spec.build(run, **params), run, metric=goal.metric, maximize=goal.maximize,
-                      micro_batch_size=micro_batch_size)
-    return trainer.epochs(), trainer.data.fingerprint
+    micro = order.get(MICRO_BATCH)
+    with ranks.watching():
+        team = ranks.begin(order, run.seed, vars(run)["dir"], params, micro)
+        trainer = Trainer(spec.build(run, **params), run, metric=spec.metric, team=team,
+                          maximize=spec.direction == "maximize", micro_batch_size=micro)
+    return ranks.watched(trainer.epochs()), trainer.data.fingerprint

@@ -54,6 +54,7 @@ class Settings:
     n_trials: int | None = None
     workers: int | None = None
     devices: str = "auto"
+    gpus_per_trial: int = 1
     sampler: str | None = None
     pruner: str | None = None
     prune_startup: int | None = None
@@ -200,9 +201,9 @@ def parse_phases(text: str | None, sampler: str | None) -> tuple[str, ...]:
 
 def check(settings: Settings) -> None:
     """Raise InputError for the first flag that is out of its range."""
-    for what, low in (("n_trials", 1), ("workers", 1), ("epochs", 1), ("prune_startup", 0),
-                      ("prune_warmup", 0), ("seed", 0), ("max_retries", 0), ("max_failures", 0),
-                      ("top_k", 1),
+    for what, low in (("n_trials", 1), ("workers", 1), ("gpus_per_trial", 1), ("epochs", 1),
+                      ("prune_startup", 0), ("prune_warmup", 0), ("seed", 0), ("max_retries", 0),
+                      ("max_failures", 0), ("top_k", 1),
                       ("confirm_seeds", 1)):
         value = getattr(settings, what)
         if value is not None and value < low:

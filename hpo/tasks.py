@@ -19,6 +19,7 @@ from hpo.errors import HpoError
 from hpo.kept import Checkpoints
 from hpo.leftovers import Leftovers, Trim
 from hpo.queue import MICRO_BATCH, back_after, end_to_json, owner_token, phase_of
+from hpo.ranks import Ranks
 from hpo.search import BLIND, draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
 from hpo.spec import StudySpec
@@ -38,7 +39,8 @@ class Tasks:
     """A worker's open database and studies, and the way each kind of ticket is done."""
 
     def __init__(
-        self, spec: StudySpec, order: dict[str, Any], channel: Channel, stop: Stop
+        self, spec: StudySpec, order: dict[str, Any], channel: Channel, stop: Stop,
+        ranks: Ranks | None = None,
     ) -> None:
         from storage.database import Database
 
@@ -54,7 +56,9 @@ class Tasks:
         self._source = source_digest(spec.build)
         self._studies: dict[str, Study] = {}
         self._trim = Trim()
-        self._leftovers = Leftovers()
+        self._ranks = ranks or Ranks(order["module"], 1, order["device"])
+        self._ranks.join()
+        self._leftovers = Leftovers(self._ranks.pids)
         self.turns = Turns(self.db, order, self.owner)
         # What a first trial would load is loaded before it is claimed.
         make_sampler(order["sampler"], spec.space, order["seed"], 0)
@@ -66,6 +70,7 @@ class Tasks:
         try:
             self.turns.close()
         finally:
+            self._ranks.close()
             self.logs.close()
             self.states.close()
             self.db.close()
@@ -122,7 +127,7 @@ class Tasks:
         began_at, started = datetime.now(UTC), time.monotonic()
         params: dict[str, Any] | None = None
         attempt = Attempt(self.spec, self.order, self.db, claim, self.kept, self.states,
-                          self._source, lambda text: self._note(claim, text))
+                          self._source, self._ranks, lambda text: self._note(claim, text))
         # Without it the parent holds a trial for one that was taken ahead and not begun.
         self._say("draw", claim)
         self._leftovers.begin()
@@ -143,7 +148,7 @@ class Tasks:
                 print(ending.text, flush=True)
             displaced: list[str] = []
             if ending.state == "COMPLETE" and attempt.trainer is not None:
-                displaced = self._keep_checkpoint(claim, ending, attempt.trainer)
+                displaced = self._keep_checkpoint(claim, ending, attempt.save)
         took = time.monotonic() - started
         if fault := self.logs.news():
             self.channel.send("note", text=f"logs are incomplete, trials go on: {fault}")
@@ -194,11 +199,13 @@ class Tasks:
         return drive(lambda: attempt.epochs(params), self.goal, report=report,
                      should_prune=should_prune, should_stop=should_stop)
 
-    def _keep_checkpoint(self, claim: Claim, ending: Ending, trainer: Any) -> list[str]:
+    def _keep_checkpoint(
+        self, claim: Claim, ending: Ending, save: Callable[[Path], None]
+    ) -> list[str]:
         """Write the weights of a trial among its study's best; return the files it displaces."""
         self.turns.settle()
         try:
-            return self.kept.keep(claim.ticket.study, int(claim.number or 0), ending, trainer.save)
+            return self.kept.keep(claim.ticket.study, int(claim.number or 0), ending, save)
         except HpoError:
             raise
         except Exception as error:
@@ -242,7 +249,7 @@ class Tasks:
         end = self._end_of(claim, ending, took, began_at, back)
         # The parent stores it, should this process die before it has.
         self._say("ending", claim, end=end_to_json(end))
-        attempt.trainer = None
+        attempt.release()
         left = self._leftovers.clear(failed=ending.state == "FAIL")
         ending.spoiled = ending.spoiled or left is not None
         if self.stop.is_set() or ending.spoiled:

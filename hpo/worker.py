@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from hpo import discover, trial_log
 from hpo.channel import Channel, LineBuffer
 from hpo.errors import HpoError
+from hpo.ranks import Ranks
+from hpo.seeding import seed_all
 from hpo.stop import Stop
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class Commands(threading.Thread):
 
 def _load(study: str, channel: Channel):
     """Return the study's spec, or None after its faults were sent."""
+    # A model that is made when the module is imported is then the same in all processes.
+    seed_all(0)
     try:
         spec = discover.load(study)
     except HpoError as error:
@@ -91,13 +95,13 @@ def _defaults(spec) -> dict[str, Any] | None:
     return params_to_json(full) if len(full) == len(spec.space) else None
 
 
-def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
+def _answer(spec, command: dict[str, Any], channel: Channel, ranks: Ranks) -> bool:
     """Answer a question that needs the module's recipe; return whether all is well."""
     from hpo import rehearsal, rerun
 
     try:
         if command["cmd"] == "replay":
-            rerun.rerun(spec, command, channel.send)
+            rerun.rerun(spec, command, channel.send, ranks)
         elif command["cmd"] == "prepare":
             channel.send("ready", info=rehearsal.prepare(spec, command["order"]))
         elif command["cmd"] == "examine":
@@ -125,12 +129,12 @@ def _answer(spec, command: dict[str, Any], channel: Channel) -> bool:
 
 
 def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
-          stop: Stop) -> int:
+          stop: Stop, ranks: Ranks) -> int:
     from hpo.presence import Presence
     from hpo.tasks import Tasks
 
     try:
-        tasks = Tasks(spec, command["order"], channel, stop)
+        tasks = Tasks(spec, command["order"], channel, stop, ranks)
     except HpoError as error:
         channel.send("error", text=str(error))
         return EXIT_STORAGE
@@ -193,16 +197,30 @@ def main() -> int:
     spec = _load(study, channel)
     if spec is None:
         return 0
-    if spec.build is not None:
-        _import_training()
+    n_devices = int(os.environ["HPO_WORKER_N_DEVICES"])
+    # A loop of the user's own sees all devices, and starts what it needs.
+    ranks = Ranks(study, n_devices if spec.objective is None else 1, device)
+    ranks.start()
+    try:
+        if spec.build is not None:
+            _import_training()
+        return _obey(spec, channel, commands, stop, ranks, {
+            "device": device, "worker": int(os.environ["HPO_WORKER_INDEX"]),
+            "n_devices": n_devices})
+    finally:
+        ranks.close()
+
+
+def _obey(spec, channel: Channel, commands: Commands, stop: Stop, ranks: Ranks,
+          own: dict[str, Any]) -> int:
     while True:
         command = commands.inbox.get()
         if command["cmd"] == "stop":
             return 0
-        command["order"].update(device=device, worker=int(os.environ["HPO_WORKER_INDEX"]))
+        command["order"].update(own)
         if command["cmd"] == "work":
-            return _work(spec, command, channel, commands, stop)
-        if not _answer(spec, command, channel):
+            return _work(spec, command, channel, commands, stop, ranks)
+        if not _answer(spec, command, channel, ranks):
             return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,7 @@ def test_the_mean_of_the_weights_is_the_formula_in_float64(spec):
     """Weights and running statistics alike; the count of batches is the model's own."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    averaged = Averaged(model, spec)
+    averaged = Averaged(model, copy.deepcopy(model), spec)
     expected = {name: value.double().numpy().copy() for name, value in model.state_dict().items()}
     for step in range(1, 13):
         model(torch.randn(5, 3))
@@ -200,7 +201,7 @@ def test_a_trial_evaluates_and_keeps_the_mean_and_trains_the_weights(tmp_path):
     """Against the same trial without the mean, whose weights after each step are the same."""
     spec = EMA(decay=0.8, warmup=False)
     one, plain = trainer(ema=spec), trainer()
-    follower = Averaged(plain.model, spec)
+    follower = Averaged(plain.model, copy.deepcopy(plain.model), spec)
     epochs = list(one.epochs())
     plain.optimizer.register_step_post_hook(lambda *_: follower.follow())
     list(plain.epochs())

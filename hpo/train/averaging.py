@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,17 +10,18 @@ from torch import Tensor, nn
 
 from hpo.train.regularize import EMA
 from hpo.train.resume import on_host
+from hpo.train.sharded import load_model, local
 
 
 class Averaged:
-    """A copy of a model whose floating weights and buffers follow those of the model.
+    """A copy of a model, `mean`, whose floating weights and buffers follow those of the model.
 
     torch's AveragedModel averages whole numbers too, where batch norm counts, and names its
     weights differently.
     """
 
-    def __init__(self, model: nn.Module, spec: EMA) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, model: nn.Module, mean: nn.Module, spec: EMA) -> None:
+        self.model = mean
         self._spec = spec
         self._n_steps = 0
         pairs = list(zip(_tensors(self.model), _tensors(model), strict=True))
@@ -46,9 +46,9 @@ class Averaged:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
-        self.model.load_state_dict(state["model"])
+        load_model(self.model, state["model"])
         self._n_steps = state["n_steps"]
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    return [local(value) for value in (*model.parameters(), *model.buffers())]

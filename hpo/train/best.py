@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from hpo.train.resume import on_host
+from hpo.train.sharded import local, parted, whole
 
 
 class Best:
     """The weights of the best epoch, copied into the same buffers at each improvement."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._live = {name: value for name, value in model.state_dict().items()
-                      if isinstance(value, Tensor)}
+        self._model = {name: value for name, value in model.state_dict().items()
+                       if isinstance(value, Tensor)}
+        # A rank keeps its own part of weights that are in parts.
+        self._live = {name: local(value) for name, value in self._model.items()}
         self._kept: dict[str, Tensor] | None = None
         self.epoch = -1
         self.metrics: dict[str, float] = {}
@@ -32,16 +35,18 @@ class Best:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the kept weights, or the initial ones before the first epoch, on the host."""
-        return {name: value.detach().cpu().contiguous()
+        return {name: whole(value, self._model[name]).detach().cpu().contiguous()
                 for name, value in (self._kept or self._live).items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is kept."""
-        return {"weights": None if self._kept is None else on_host(self._kept),
-                "epoch": self.epoch, "metrics": dict(self.metrics)}
+        weights = None if self._kept is None else {
+            name: on_host(whole(value, self._model[name])) for name, value in self._kept.items()}
+        return {"weights": weights, "epoch": self.epoch, "metrics": dict(self.metrics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep what a `state_dict` held."""
         self.epoch, self.metrics = state["epoch"], dict(state["metrics"])
         self._kept = None if state["weights"] is None else {
-            name: state["weights"][name].to(live.device) for name, live in self._live.items()}
+            name: local(parted(state["weights"][name].to(live.device), self._model[name]))
+            for name, live in self._live.items()}

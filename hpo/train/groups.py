@@ -63,7 +63,7 @@ def places(model: nn.Module) -> list[Place]:
     layer_of: dict[int, int] = {}
     n_layers = 0
     first: nn.Module | None = None
-    for unit in _units(model):
+    for unit in layers(model):
         heavy = [part for part in unit.modules() if _has_weight(part)]
         first = first or next(iter(heavy), None)
         if heavy or not n_layers:
@@ -114,12 +114,12 @@ def _penalise(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 param.mul_(1.0 - group["lr"] * decay * (1.0 - stays))
 
 
-def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that are a layer each, or a part of one, in order."""
+def layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules with parameters that are a layer each, or a part of one, in order."""
     member = type(module) in _CONTAINERS
     for child in module.children():
         if type(child) in _CONTAINERS or not member and _holds_layers(child):
-            yield from _units(child)
+            yield from layers(child)
         elif next(child.parameters(), None) is not None:
             yield child
 

@@ -164,7 +164,8 @@ class SGD(_WithL2):
         import torch
 
         # Nesterov's step needs momentum: with momentum 0 both are plain gradient descent.
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=True,
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum,
+                               fused=not _in_parts(groups) or None,
                                nesterov=self.nesterov and self.momentum > 0)
 
 
@@ -264,7 +265,8 @@ class Adagrad(_WithL2):
         import torch
 
         # Older torch has a fused Adagrad on the CPU only.
-        on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
+        on_cpu = not _in_parts(groups) and all(
+            p.device.type == "cpu" for group in groups for p in group["params"])
         return torch.optim.Adagrad(groups, lr=self.lr, eps=self.eps, fused=on_cpu or None)
 
 
@@ -371,6 +373,11 @@ class Muon(OptimizerSpec):
         return MuonWithAdamW(groups, lr=self.lr, weight_decay=self.weight_decay,
                              momentum=self.momentum, nesterov=self.nesterov, scale=self.scale,
                              n_iterations=self.n_iterations, betas=self.betas, eps=self.eps)
+
+
+def _in_parts(groups: list[dict[str, Any]]) -> bool:
+    """Return whether weights are in parts (FSDP): torch has no fused SGD or Adagrad for them."""
+    return any(hasattr(p, "full_tensor") for group in groups for p in group["params"])
 
 
 OPTIMIZERS: dict[str, tuple[type[OptimizerSpec], Mapping[str, Any]]] = {

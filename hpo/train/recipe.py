@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = "ModelSpec | nn.Module | Callable[[], nn.Module]"
 Loss: TypeAlias = "CrossEntropy | Callable[[Tensor, Tensor], Tensor]"
+SHARDINGS = ("fsdp",)
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 # torch's modes but those with CUDA graphs: of these a gradient that is added up over several
 # micro-batches may be overwritten.
@@ -55,7 +56,9 @@ class Recipe:
     loss and leaves steps out whose gradient overflows. `compile` True or a mode of torch.compile
     compiles the model, once for each of its shapes. `resident` says whether the data set is held
     on the device (None: when it fits), `n_loader_workers` how many processes read a data set that
-    is not (None: by the device and its threads).
+    is not (None: by the device and its threads). Where a trial has several devices (`hpo run
+    --gpus-per-trial`), `sharding` "fsdp" has each hold a part of the weights, and None all of them
+    (DDP).
 
     Raises:
         InputError: naming the first field that does not fit.
@@ -81,6 +84,7 @@ class Recipe:
     resident: bool | None = None
     n_loader_workers: int | None = None
     checkpoint_activations: bool = False
+    sharding: str | None = None
 
     def __post_init__(self) -> None:
         _check_kind("data", self.data, hasattr(self.data, "open"),
@@ -125,6 +129,8 @@ class Recipe:
             raise InputError(f"Recipe: {' and '.join(given)} cannot both bound the gradient; "
                              f"give one of {', '.join(bounds)}")
         _check_choice("precision", self.precision, PRECISIONS)
+        if self.sharding is not None:
+            _check_choice("sharding", self.sharding, SHARDINGS, "None, ")
         if not isinstance(self.compile, bool):
             known = (*COMPILE_MODES, *COMPILE_TRIALS)
             _check_choice("compile", self.compile, known, "True, False, ")

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from hpo.errors import DataError
 from hpo.train import checkpoint
+from hpo.train.sharded import whole
 
 LOG = logging.getLogger("hpo.train")
 _N_KEPT = 2
 
 
 def on_host(state: Any) -> Any:
-    """Return a copy of nested state whose tensors are on the CPU and change no more."""
+    """Return a copy of nested state whose tensors are whole, on the CPU, and change no more."""
     if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
+        return whole(state.detach()).to("cpu", copy=True)
     if isinstance(state, Mapping):
         return {key: on_host(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):

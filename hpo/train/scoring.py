@@ -24,6 +24,7 @@ from hpo.train.precision import autocast, check_precision, products
 from hpo.train.randomness import PrivateRandom
 from hpo.train.recipe import Recipe
 from hpo.train.recompute import recomputed
+from hpo.train.team import ALONE, Team
 
 if TYPE_CHECKING:
     from hpo.spec import Run
@@ -111,20 +112,45 @@ def placed(model: nn.Module, data: Loaded, device: torch.device) -> nn.Module:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, data: Loaded, feed: Feed, recipe: Recipe, batch_size: int | None = None
+    model: nn.Module, data: Loaded, feed: Feed, recipe: Recipe, batch_size: int | None = None,
+    team: Team = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss and the number of right answers, both still on the device."""
+    """Return the summed loss and the number of right answers, both still on the device.
+
+    Each rank scores its own part of the rows; the sums are those of all ranks.
+    """
     model.eval()
     loss_of = cross_entropy if isinstance(recipe.loss, CrossEntropy) else recipe.loss
     size = batch_size or recipe.eval_batch_size
+    rows, n_own = (None, len(feed)) if team.is_alone else _own_rows(feed, size, team)
     losses, rights = [], []
-    for images, labels in feed.batches(None, size, math.ceil(len(feed) / size)):
+    for images, labels in feed.batches(rows, size, math.ceil(len(feed) / team.size / size)):
         with autocast(labels.device, recipe.precision):
             scores = model(data.normalised(images, ready=feed.ready))
+        if n_own < len(labels):
+            scores, labels = scores[:n_own], labels[:n_own]
+        if not len(labels):
+            continue
+        n_own -= len(labels)
         scores = scores.float()
         losses.append(loss_of(scores, labels).double() * len(labels))
         rights.append((scores.argmax(1) == labels).sum())
-    return torch.stack(losses).sum(), torch.stack(rights).sum().double()
+    loss, n_right = torch.stack(losses).sum(), torch.stack(rights).sum().double()
+    team.sum_(loss, n_right)
+    return loss, n_right
+
+
+def _own_rows(feed: Feed, size: int, team: Team) -> tuple[Tensor, int]:
+    """Return a rank's rows of a split, and how many of them count.
+
+    Where they would make a batch less than those of another rank, one more row is read: ranks
+    whose weights are in parts must call the model equally often.
+    """
+    rows = torch.arange(len(feed), device=feed.device)
+    own = team.own(rows)
+    if math.ceil(len(own) / size) < math.ceil(len(feed) / team.size / size):
+        return torch.cat([own, rows[:1]]), len(own)
+    return own, len(own)
 
 
 def score(recipe: Recipe, run: Run, path: Path, split: Literal["val", "test"],

@@ -31,6 +31,8 @@ def shard(model: nn.Module, team: Team, device: torch.device) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (team.size,))
+    # It takes no channels-last weights; inputs stay what they are.
+    model.to(memory_format=torch.contiguous_format)
     for layer in layers(model):
         if layer is not model:
             fully_shard(layer, mesh=mesh)

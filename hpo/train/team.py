@@ -41,8 +41,12 @@ class Team:
     def copy_first_(self, *values: Tensor) -> None:
         """Replace each tensor by that of rank 0."""
         if not self.is_alone:
-            for value in values:
-                dist.broadcast(value, 0)
+            for value in map(Tensor.detach, values):
+                # As it is sent: channels-last weights are not.
+                sent = value.contiguous()
+                dist.broadcast(sent, 0)
+                if sent is not value:
+                    value.copy_(sent)
 
     def of_first(self, data: Any) -> Any:
         """Return the data that rank 0 has given."""
@@ -81,7 +85,7 @@ ALONE = Team()
 
 
 def least_rows(n_ranks: int, has_batch_norm: bool) -> int:
-    """Return the rows that a batch must have: one a rank, two where batch norm takes deviations."""
+    """Return the rows that a batch must have: one a rank, two where batch norm takes part."""
     return n_ranks * (2 if has_batch_norm else 1)
 
 

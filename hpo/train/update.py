@@ -118,10 +118,11 @@ def clip_adaptive_(params: Iterable[nn.Parameter], limit: float) -> None:
     for p in params:
         if p.grad is None:
             continue
-        most = _unit_norm(p).clamp_(min=_LEAST_NORM).mul_(limit)
+        # Not in place: a norm of weights in parts (FSDP) is not there until it is used.
+        most = _unit_norm(p).clamp(min=_LEAST_NORM) * limit
         norm = _unit_norm(p.grad)
         # The least positive number keeps a gradient of zero what it is.
-        factor = most.div_(norm.clamp_(min=torch.finfo(norm.dtype).tiny)).clamp_(max=1.0)
+        factor = (most / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1.0)
         p.grad.mul_(factor)
 
 

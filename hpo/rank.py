@@ -1,0 +1,119 @@
+"""A further rank of a worker's trials: one process on one device that does what rank 0 tells it.
+
+Started by the worker, with its device and threads already set. It makes the same trainer from the
+same params and calls the same methods, so that all meet in what they compute together.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo import causes, discover, trial_log
+from hpo.attempt import make_run
+from hpo.channel import Channel, LineBuffer
+from hpo.drive import is_out_of_memory
+from hpo.ranks import join_group
+from hpo.seeding import seed_all
+from hpo.space import params_from_json
+from hpo.spec import StudySpec
+
+if TYPE_CHECKING:
+    from hpo.train.loop import Trainer
+    from hpo.train.team import Team
+
+# The methods of a trainer that all ranks call together.
+_METHODS = ("epoch", "state_dict", "take_state", "weights", "close")
+
+
+class _Commands(threading.Thread):
+    """Reads what rank 0 tells; the end of it means that rank 0 is gone, wherever this one is."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="commands")
+        self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def run(self) -> None:
+        lines = LineBuffer()
+        while data := os.read(0, 1 << 16):
+            for command in lines.feed(data):
+                self.inbox.put(command)
+        os._exit(0)
+
+
+def main() -> int:
+    """Run a rank; its study, device and place come in the environment."""
+    rank, n, device = (int(os.environ["HPO_RANK"]), int(os.environ["HPO_RANKS"]),
+                       os.environ["HPO_WORKER_DEVICE"])
+    # What these mean, rank 0 decides.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    trial_log.forgive()
+    faulthandler.register(signal.SIGUSR1)
+    multiprocessing.set_start_method("forkserver", force=True)
+    multiprocessing.set_forkserver_preload(["torch"])
+    channel = Channel(int(os.environ["HPO_WORKER_EVENTS"]))
+    commands = _Commands()
+    commands.start()
+    seed_all(0)
+    try:
+        spec = discover.load(os.environ["HPO_WORKER_STUDY"])
+        join_group(rank, n, device, str(Path(os.environ["HPO_RANKS_STORE"]).parent))
+        _follow(spec, commands, rank, n)
+    except BaseException as error:
+        channel.send("failed", said=causes.said(error), text=traceback.format_exc(),
+                     is_oom=any(map(is_out_of_memory, causes.chain(error))))
+        # Not in order: a thread of the group may wait for ranks that have gone.
+        sys.stderr.flush()
+        os._exit(1)
+    return 0
+
+
+def _follow(spec: StudySpec, commands: _Commands, rank: int, n: int) -> None:
+    from hpo.train.team import Team
+
+    team, trainer = Team(rank, n), None
+    while True:
+        command = commands.inbox.get()
+        what = command["cmd"]
+        if what == "begin":
+            trainer = _trainer(spec, command, team)
+        elif what == "drop":
+            trainer = None
+            _free()
+        elif what in _METHODS and trainer is not None:
+            getattr(trainer, what)()
+        else:
+            raise ValueError(f"rank {rank} was told {what!r} and does not know it")
+
+
+def _trainer(spec: StudySpec, command: dict[str, Any], team: Team) -> Trainer:
+    from hpo.train.loop import Trainer
+
+    assert spec.build is not None
+    run = make_run(command["order"], int(command["seed"]), Path(command["folder"]))
+    params = params_from_json(command["params"])
+    return Trainer(spec.build(run, **params), run, metric=spec.metric,
+                   maximize=spec.direction == "maximize", team=team,
+                   micro_batch_size=command["micro_batch_size"])
+
+
+def _free() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
