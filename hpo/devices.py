@@ -152,8 +152,9 @@ def _shared_out(
         raise InputError(f"--gpus-per-trial {n_each}: each GPU is one trial's then; name each "
                          f"once with --devices")
     if len(ids) % n_each or len(ids) < n_each:
-        raise InputError(f"--gpus-per-trial {n_each}: {len(ids)} GPU{'s' * (len(ids) != 1)} are "
-                         f"there; name a multiple of {n_each} with --devices, as 0,1 is of 2")
+        there_are = "1 GPU is" if len(ids) == 1 else f"{len(ids)} GPUs are"
+        raise InputError(f"--gpus-per-trial {n_each}: {there_are} there; name a multiple of "
+                         f"{n_each} with --devices, as 0,1 is of 2")
     n = n_workers or len(ids) // n_each
     if n * n_each > len(ids):
         raise InputError(f"--workers {n}: with --gpus-per-trial {n_each} there are devices for "

@@ -294,7 +294,8 @@ class Pool:
         for member in self.members.values():
             if member.process.pid == pid and member.why is None:
                 member.why = why
-                os.kill(pid, signal.SIGUSR1)
+                # All that it has started, since one of several ranks may be the stuck one.
+                os.killpg(pid, signal.SIGUSR1)
                 time.sleep(_STACK_S)
                 _kill_group(pid)
 

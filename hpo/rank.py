@@ -15,8 +15,9 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from hpo import causes, discover, trial_log
 from hpo.attempt import make_run
@@ -58,7 +59,6 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     trial_log.forgive()
-    faulthandler.register(signal.SIGUSR1)
     multiprocessing.set_start_method("forkserver", force=True)
     multiprocessing.set_forkserver_preload(["torch"])
     channel = Channel(int(os.environ["HPO_WORKER_EVENTS"]))
@@ -82,10 +82,12 @@ def _follow(spec: StudySpec, commands: _Commands, rank: int, n: int) -> None:
     from hpo.train.team import Team
 
     team, trainer = Team(rank, n), None
+    log = _Log()
     while True:
         command = commands.inbox.get()
         what = command["cmd"]
         if what == "begin":
+            log.take(command["log"])
             trainer = _trainer(spec, command, team)
         elif what == "drop":
             trainer = None
@@ -94,6 +96,22 @@ def _follow(spec: StudySpec, commands: _Commands, rank: int, n: int) -> None:
             getattr(trainer, what)()
         else:
             raise ValueError(f"rank {rank} was told {what!r} and does not know it")
+
+
+class _Log:
+    """The log of a trial, where this rank writes where it is when that is asked of it."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] = sys.stderr
+
+    def take(self, path: str | None) -> None:
+        """Write to another trial's."""
+        before = self._file
+        with suppress(OSError):
+            self._file = sys.stderr if path is None else open(path, "a", encoding="utf-8")
+        faulthandler.register(signal.SIGUSR1, self._file)
+        if before is not sys.stderr:
+            before.close()
 
 
 def _trainer(spec: StudySpec, command: dict[str, Any], team: Team) -> Trainer:

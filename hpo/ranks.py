@@ -49,6 +49,8 @@ class Ranks:
 
     def __init__(self, study: str, n: int, device: str) -> None:
         self._study, self.n, self._device = study, n, device
+        # Where another rank is to write where it is, when that is asked of a worker that is stuck.
+        self.log: Path | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._folder: Path | None = None
         self._joined = False
@@ -102,7 +104,8 @@ class Ranks:
             return ALONE
         self.join()
         self._tell("begin", order=dict(order), seed=seed, folder=str(folder),
-                   params=params_to_json(dict(params)), micro_batch_size=micro_batch_size)
+                   params=params_to_json(dict(params)), micro_batch_size=micro_batch_size,
+                   log=None if self.log is None else str(self.log))
         return Team(0, self.n, self._tell)
 
     def drop(self) -> None:

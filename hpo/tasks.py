@@ -131,7 +131,8 @@ class Tasks:
         # Without it the parent holds a trial for one that was taken ahead and not begun.
         self._say("draw", claim)
         self._leftovers.begin()
-        with self.logs.to(self._log_path(phase_of(ticket.study), f"{number}.log")):
+        self._ranks.log = self._log_path(phase_of(ticket.study), f"{number}.log")
+        with self.logs.to(self._ranks.log):
             try:
                 study = self._study(ticket.study)
                 params = self._params(ticket, study, trial_id)

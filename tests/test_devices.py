@@ -96,3 +96,36 @@ def test_a_device_list_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_a_gpu_s_label_is_the_id_it_is_seen_by() -> None:
     assert [slot.label for slot in slots("auto", None, FOUR_FIVE)] == ["gpu 4", "gpu 5"]
+
+
+FOUR = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+
+
+def test_trials_of_two_gpus_share_them_out() -> None:
+    found = slots("auto", None, FOUR, n_each=2)
+    assert visible(found) == ["4,5", "6,7"]
+    assert [slot.label for slot in found] == ["gpu 4,5", "gpu 6,7"]
+    assert [slot.n_devices for slot in found] == [2, 2]
+    assert {slot.n_threads for slot in found} == {max(1, n_cores() // 4)}
+    assert visible(slots("2,1", None, FOUR, n_each=2)) == ["6,5"]
+    assert visible(slots("auto", 1, FOUR, n_each=2)) == ["4,5"]
+
+
+def test_trials_of_two_processes_share_the_cores() -> None:
+    found = slots("cpu", 1, NONE, n_each=2)
+    assert [(slot.label, slot.n_devices) for slot in found] == [("cpu x2", 2)]
+    assert found[0].n_threads == max(1, n_cores() // 2)
+    assert len(slots("cpu", None, NONE, n_each=64)) == 1
+
+
+@pytest.mark.parametrize(("devices", "n_workers", "said"), [
+    ("0,1,2", None, "--gpus-per-trial 2: 3 GPUs are there; name a multiple of 2 with --devices"),
+    ("0", None, "--gpus-per-trial 2: 1 GPU is there; name a multiple"),
+    ("0,0", None, "--gpus-per-trial 2: each GPU is one trial's then; name each once"),
+    ("auto", 3, "--workers 3: with --gpus-per-trial 2 there are devices for 2"),
+])
+def test_gpus_that_cannot_be_shared_out_are_refused(
+    devices: str, n_workers: int | None, said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        slots(devices, n_workers, FOUR, n_each=2)

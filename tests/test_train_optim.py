@@ -38,7 +38,8 @@ from hpo.train import (
 )
 from hpo.train.groups import Place, places
 from hpo.train.loop import Trainer
-from hpo.train.optim import OPTIMIZERS, OptimizerSpec
+from hpo.train.optim import OPTIMIZERS
+from hpo.train.optim_spec import OptimizerSpec
 from hpo.train.recipe import describe
 from hpo.train.schedules import SCHEDULES
 from hpo.train.steps import orthogonalised

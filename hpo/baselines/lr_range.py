@@ -349,7 +349,7 @@ def lr_range(recipe: Recipe, run: Run, *, low: float | None = None,
         InputError: if the bounds do not rise from above 0.
     """
     from hpo.train.loop import Trainer
-    from hpo.train.optim import OptimizerSpec
+    from hpo.train.optim_spec import OptimizerSpec
 
     # A user's own optimizer may say none.
     usual = getattr(recipe.optimizer, "sweep_bounds", OptimizerSpec.sweep_bounds)

@@ -17,7 +17,7 @@ from hpo.train.checks import flag, number, whole
 from hpo.train.losses import CrossEntropy
 from hpo.train.models import ModelSpec
 from hpo.train.named_models import MODELS
-from hpo.train.optim import OptimizerSpec
+from hpo.train.optim_spec import OptimizerSpec
 from hpo.train.regularize import EMA, EarlyStopping, Mix
 from hpo.train.schedules import OneCycle, Plateau, Schedule
 from hpo.train.sources import Source
