@@ -6,51 +6,40 @@ Imports neither torch nor Optuna, so that `hpo --help` answers at once.
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException as UsageError
 
+from hpo import cli_registry
 from hpo import settings as s
+from hpo.cli_options import (
+    DataDir,
+    Devices,
+    Epochs,
+    EpochTimeout,
+    Fraction,
+    GpusPerTrial,
+    Home,
+    Json,
+    MaxFailures,
+    Name,
+    Seed,
+    Storage,
+    StorageTimeout,
+    Study,
+    Trial,
+    Workers,
+    console,
+    option,
+)
 from hpo.errors import HpoError, InputError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Find good hyperparameters for a PyTorch model, and prove that they are good.",
 )
-registry_app = typer.Typer(no_args_is_help=True, help="The registered results of all studies.")
-app.add_typer(registry_app, name="registry")
-
-
-def _option(flag: str, text: str, env: str | None = None) -> Any:
-    return typer.Option(flag, help=text, envvar=env, show_envvar=env is not None)
-
-
-Study = Annotated[str, _option("--study", "The study's name.", "HPO_STUDY")]
-Home = Annotated[Path | None, _option(
-    "--home", "The folder of everything a run writes (default hpo-runs).", "HPO_HOME")]
-Storage = Annotated[str | None, _option(
-    "--storage", "The database: sqlite:///FILE or postgresql://... (default: hpo.db in --home).",
-    "HPO_STORAGE")]
-StorageTimeout = Annotated[float, _option(
-    "--storage-timeout", "Seconds in which a lost database may come back before the run ends.",
-    "HPO_STORAGE_TIMEOUT")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Name = Annotated[str | None, _option(
-    "--name", "A name for the study other than its module's: several from one module.",
-    "HPO_NAME")]
-Workers = Annotated[int | None, _option("--workers", "Workers; one a device.", "HPO_WORKERS")]
-Devices = Annotated[str, _option(
-    "--devices", "auto, cpu, or GPU indices: 0,1 (0,0 shares one).", "HPO_DEVICES")]
-GpusPerTrial = Annotated[int, _option(
-    "--gpus-per-trial", "Devices that train one trial together (DDP, or FSDP).",
-    "HPO_GPUS_PER_TRIAL")]
-DataDir = Annotated[Path | None, _option(
-    "--data-dir", "Where the data lies, or is downloaded to.", "HPO_DATA_DIR")]
-Fraction = Annotated[float | None, _option(
-    "--data-fraction", "Train on a stratified part of the data.", "HPO_DATA_FRACTION")]
-Epochs = Annotated[int | None, _option("--epochs", "Epochs of a full trial.", "HPO_EPOCHS")]
-Seed = Annotated[int | None, _option("--seed", "The study's seed.", "HPO_SEED")]
+app.add_typer(cli_registry.app, name="registry")
 
 
 @app.callback()
@@ -61,45 +50,37 @@ def _global(
         os.environ["HPO_DEBUG"] = "1"
 
 
-MaxFailures = Annotated[int, _option(
-    "--max-failures", "Stop when that many first trials all fail for one reason; 0: never.",
-    "HPO_MAX_FAILURES")]
-EpochTimeout = Annotated[float | None, _option(
-    "--epoch-timeout", "Seconds an epoch may take before its trial is ended as hung (default: 10 "
-                       "times the median epoch, at least 300).", "HPO_EPOCH_TIMEOUT")]
-
-
 @app.command()
 def run(
     study: Study,
     name: Name = None,
-    n_trials: Annotated[int | None, _option(
+    n_trials: Annotated[int | None, option(
         "--n-trials", "Search trials in all.", "HPO_N_TRIALS")] = None,
     workers: Workers = None,
     devices: Devices = "auto",
     gpus_per_trial: GpusPerTrial = 1,
-    sampler: Annotated[str | None, _option(
+    sampler: Annotated[str | None, option(
         "--sampler", "tpe, random, gp, cmaes, qmc; grid: the grid phase alone.",
         "HPO_SAMPLER")] = None,
-    pruner: Annotated[str | None, _option(
+    pruner: Annotated[str | None, option(
         "--pruner", "median, percentile, asha, hyperband, none.", "HPO_PRUNER")] = None,
-    prune_startup: Annotated[int | None, _option(
+    prune_startup: Annotated[int | None, option(
         "--prune-startup", "Trials that must be COMPLETE before any is pruned.",
         "HPO_PRUNE_STARTUP")] = None,
-    prune_warmup: Annotated[int | None, _option(
+    prune_warmup: Annotated[int | None, option(
         "--prune-warmup", "Epochs in which no trial is pruned.", "HPO_PRUNE_WARMUP")] = None,
     seed: Seed = None,
     epochs: Epochs = None,
-    timeout: Annotated[float | None, _option(
+    timeout: Annotated[float | None, option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
     epoch_timeout: EpochTimeout = None,
-    phases: Annotated[str | None, _option(
+    phases: Annotated[str | None, option(
         "--phases", "Some of lr-range,grid,search,confirm.", "HPO_PHASES")] = None,
-    top_k: Annotated[int | None, _option(
+    top_k: Annotated[int | None, option(
         "--top-k", "How many of the search's best are confirmed.", "HPO_TOP_K")] = None,
-    confirm_seeds: Annotated[int | None, _option(
+    confirm_seeds: Annotated[int | None, option(
         "--confirm-seeds", "Fresh seeds a confirmation trains on.", "HPO_CONFIRM_SEEDS")] = None,
-    max_retries: Annotated[int | None, _option(
+    max_retries: Annotated[int | None, option(
         "--max-retries", "Times a failed trial is tried again (default: 1 for a lost worker, "
                          "0 for an error).", "HPO_MAX_RETRIES")] = None,
     max_failures: MaxFailures = 5,
@@ -130,13 +111,13 @@ def run(
         allow_duplicates=allow_duplicates,
         allow_space_change=allow_space_change, data_dir=data_dir, data_fraction=data_fraction,
         storage_timeout_s=storage_timeout,
-    ), _console())
+    ), console())
 
 
 @app.command()
 def worker(
     study: Study, name: Name = None, workers: Workers = None, devices: Devices = "auto",
-    gpus_per_trial: GpusPerTrial = 1, timeout: Annotated[float | None, _option(
+    gpus_per_trial: GpusPerTrial = 1, timeout: Annotated[float | None, option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
     epoch_timeout: EpochTimeout = None, max_failures: MaxFailures = 5,
     data_dir: DataDir = None, home: Home = None, storage: Storage = None,
@@ -151,7 +132,7 @@ def worker(
         storage=s.storage_url(storage, where), workers=workers, devices=devices,
         gpus_per_trial=gpus_per_trial, timeout_s=timeout, epoch_timeout_s=epoch_timeout,
         max_failures=max_failures, data_dir=data_dir, storage_timeout_s=storage_timeout,
-    ), _console())
+    ), console())
 
 
 @app.command()
@@ -162,7 +143,7 @@ def check(
     """Check a study's module, its data and one training step, and spend nothing else."""
     from hpo.trial_run import check as check_study
 
-    return check_study(_brief(study, devices, data_dir, data_fraction), _console())
+    return check_study(_brief(study, devices, data_dir, data_fraction), console())
 
 
 @app.command()
@@ -178,7 +159,7 @@ def doctor(
     from hpo.doctor import doctor as look
 
     settings = _brief(study, devices, data_dir, data_fraction, home, seed, storage)
-    return look(settings, _console(), profile=profile, as_json=json)
+    return look(settings, console(), profile=profile, as_json=json)
 
 
 @app.command("lr-range")
@@ -193,7 +174,7 @@ def lr_range(
     from hpo.trial_run import lr_range as sweep
 
     settings = _brief(study, devices, data_dir, data_fraction, home, seed)
-    return sweep(settings, _console(), low=low, high=high, as_json=json)
+    return sweep(settings, console(), low=low, high=high, as_json=json)
 
 
 def _brief(
@@ -211,11 +192,7 @@ def status(study: Study, home: Home = None, storage: Storage = None, json: Json 
     """Show where a study stands: its phases, why trials ended early, and who is alive."""
     from hpo.status import status as show
 
-    return show(study, s.home_folder(home), storage, _console(), as_json=json)
-
-
-Trial = Annotated[str, typer.Argument(
-    help="A trial's number in the search, or PHASE/NUMBER: grid/3, confirm/2, lr-range/0.")]
+    return show(study, s.home_folder(home), storage, console(), as_json=json)
 
 
 @app.command()
@@ -225,13 +202,13 @@ def show(
     """Show one trial: how it ended, how its params were chosen, how it learned, its log's end."""
     from hpo.show import show as explain
 
-    return explain(trial, study, s.home_folder(home), storage, _console(), as_json=json)
+    return explain(trial, study, s.home_folder(home), storage, console(), as_json=json)
 
 
 @app.command()
 def replay(
     trial: Trial, study: Study,
-    devices: Annotated[str | None, _option(
+    devices: Annotated[str | None, option(
         "--devices", "auto, cpu, or a GPU's index (default: a device like the trial's).",
         "HPO_DEVICES")] = None,
     data_dir: DataDir = None, home: Home = None, storage: Storage = None, json: Json = False,
@@ -239,7 +216,7 @@ def replay(
     """Run a trial again and compare each epoch; 1: it differs. Nothing is written."""
     from hpo.replay import replay as run_again
 
-    return run_again(trial, study, s.home_folder(home), storage, _console(), devices=devices,
+    return run_again(trial, study, s.home_folder(home), storage, console(), devices=devices,
                      data_dir=data_dir, as_json=json)
 
 
@@ -251,7 +228,7 @@ def best(
     """Show a study's best: the registered result, else the best COMPLETE trial so far."""
     from hpo.ask import best as show
 
-    return show(study, s.home_folder(home), storage, _console(), rank=rank, as_json=json)
+    return show(study, s.home_folder(home), storage, console(), rank=rank, as_json=json)
 
 
 @app.command()
@@ -259,7 +236,7 @@ def report(study: Study, home: Home = None, storage: Storage = None, json: Json 
     """Write the report, Markdown with pictures, and put it where the dashboard shows it."""
     from hpo.ask import report as write
 
-    return write(study, s.home_folder(home), storage, _console(), as_json=json)
+    return write(study, s.home_folder(home), storage, console(), as_json=json)
 
 
 @app.command()
@@ -276,7 +253,7 @@ def export(
     """Write a trained model: weights and the JSON that rebuilds it, loaded and scored again."""
     from hpo.export import export as write
 
-    return write(study, to, s.home_folder(home), storage, _console(), trial=trial, rank=rank,
+    return write(study, to, s.home_folder(home), storage, console(), trial=trial, rank=rank,
                  phase=phase, data_dir=data_dir, devices=devices)
 
 
@@ -292,33 +269,9 @@ def delete(
         raise InputError("delete asks before it deletes, and here is no terminal to ask on: "
                          "give --yes")
     if not yes and not typer.confirm(f"delete study '{study}' and all its trials?"):
-        _console().print("nothing is deleted")
+        console().print("nothing is deleted")
         return 1
-    return remove(study, s.home_folder(home), storage, _console())
-
-
-@registry_app.command("list")
-def registry_list(
-    study: Annotated[str | None, typer.Option(help="Only this study's rows.")] = None,
-    every: Annotated[bool, typer.Option(
-        "--all", help="Also rows of deleted studies, and those that were replaced.")] = False,
-    home: Home = None, storage: Storage = None, json: Json = False,
-) -> int:
-    """List the registered results, by study."""
-    from hpo.ask import registry_list as show
-
-    return show(study, s.home_folder(home), storage, _console(), every=every, as_json=json)
-
-
-@registry_app.command("show")
-def registry_show(
-    row: Annotated[str, typer.Argument(help="The row's id, or its first characters.")],
-    home: Home = None, storage: Storage = None, json: Json = False,
-) -> int:
-    """Show all of one registered result."""
-    from hpo.ask import registry_show as show
-
-    return show(row, s.home_folder(home), storage, _console(), as_json=json)
+    return remove(study, s.home_folder(home), storage, console())
 
 
 @app.command()
@@ -328,7 +281,7 @@ def init(home: Home = None, storage: Storage = None) -> int:
 
     url = s.storage_url(storage, s.home_folder(home))
     database.init(url)
-    _console().print(f"{database.mask(url)} is set up", highlight=False, markup=False,
+    console().print(f"{database.mask(url)} is set up", highlight=False, markup=False,
                      soft_wrap=True)
     return 0
 
@@ -338,7 +291,7 @@ def dashboard(
     home: Home = None, storage: Storage = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0: any free one.")] = 8080,
-    token: Annotated[str | None, _option(
+    token: Annotated[str | None, option(
         "--token", "The token to ask for (default: a new one).", "HPO_DASHBOARD_TOKEN")] = None,
     no_token: Annotated[bool, typer.Option(
         "--no-token", help="Ask for no token; only on 127.0.0.1.")] = False,
@@ -352,12 +305,6 @@ def dashboard(
     serve(s.storage_url(storage, where), where, host, port, token=token, no_token=no_token,
           writable=writable)
     return 0
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console()
 
 
 def main() -> None:

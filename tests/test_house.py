@@ -18,6 +18,8 @@ FLOORS = [
     ["search_spaces"],
     ["hpo.__main__"],
     ["hpo.cli"],
+    ["hpo.cli_registry"],
+    ["hpo.cli_options"],
     ["hpo.doctor"],
     ["hpo.trial_run", "hpo.export", "hpo.status", "hpo.show", "hpo.replay"],
     ["hpo.launch"],
