@@ -22,7 +22,7 @@ from hpo.train import checkpoint
 from hpo.train.augment import by_row
 from hpo.train.averaging import Averaged
 from hpo.train.best import Best
-from hpo.train.compiling import compile_model, compiling
+from hpo.train.compiling import begin_step, compile_model, compiling, for_parts
 from hpo.train.groups import set_rate
 from hpo.train.loaded import load
 from hpo.train.precision import autocast, check_precision, products
@@ -93,7 +93,8 @@ class Trainer:
         self._averaged = None if recipe.ema is None else Averaged(self.model, recipe.ema)
         # What is evaluated and kept.
         self._scored = self.model if self._averaged is None else self._averaged.model
-        compile_model(recipe.compile, self.model, self._scored)
+        self._compile = for_parts(recipe.compile, self.micro_batch_size, recipe.batch_size)
+        compile_model(self._compile, self.model, self._scored)
         self._best = Best(self._scored)
         self._patience = None if recipe.early_stopping is None else Patience(
             recipe.early_stopping, maximize)
@@ -247,6 +248,7 @@ class Trainer:
 
     def loss(self, images: Tensor, labels: Tensor | MixedLabels) -> Tensor:
         """Return the training loss of a batch, its scores in the recipe's precision."""
+        begin_step(self._compile, self.device)
         with autocast(self.device, self.recipe.precision):
             scores = self.model(images)
         if isinstance(labels, MixedLabels):
