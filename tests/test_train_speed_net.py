@@ -314,6 +314,23 @@ def test_a_trained_one_is_made_again_from_its_description_and_scores_the_same(
     assert score(whole, run_of(), tmp_path / "best", "val")["val_accuracy"] == accuracy
 
 
+def test_compiled_it_trains_as_before_and_is_whitened_before_it_is_compiled() -> None:
+    """By torch's backend that generates no code; both ways of its forward pass are compiled."""
+    plain, compiled = (Trainer(recipe_of(ema=EMA(0.9), compile=how), run_of(epochs=2))
+                       for how in (False, "aot_eager"))
+    told = [[(epoch["train_loss"], epoch["val_loss"]) for epoch in one.epochs()]
+            for one in (plain, compiled)]
+    assert told[1][-1] == pytest.approx(told[0][-1], rel=1e-4)
+    assert torch.equal(first_layer(compiled.model).weight, first_layer(plain.model).weight)
+
+
+def test_loader_processes_read_the_first_rows_and_the_epochs_after() -> None:
+    one, other = (Trainer(recipe_of(resident=False, n_loader_workers=n), run_of())
+                  for n in (0, 1))
+    told = [[epoch["val_loss"] for epoch in each.epochs()] for each in (one, other)]
+    assert told[0] == told[1]
+
+
 def test_a_name_gives_it() -> None:
     assert model("speed_net", width=8) == SpeedNet(width=8)
 
