@@ -22,7 +22,7 @@ from hpo.devices import Slot
 from hpo.diagnosis import machine
 from hpo.diagnosis.cheap import warnings_of
 from hpo.diagnosis.database import database_findings, trip_finding
-from hpo.diagnosis.examination import examine
+from hpo.diagnosis.examination import examine, without_cuda_graphs
 from hpo.diagnosis.finding import Finding, look, not_checked, ok, wrong
 from hpo.diagnosis.memory import largest
 from hpo.diagnosis.model import initial_loss_fault
@@ -79,6 +79,15 @@ def findings(recipe: Recipe | Callable[[], Recipe], **more: Any) -> dict[str, Fi
     """Return what the doctor finds in a recipe, by `part what`."""
     build = (lambda: recipe) if isinstance(recipe, Recipe) else recipe
     return {f"{one.part} {one.what}": one for one in examine(build, make_run(), **more)}
+
+
+def test_the_checks_look_at_a_recipe_without_cuda_graphs() -> None:
+    """Whose next run would write over the scores and gradients that they compare."""
+    def looked_at(compile: Any) -> Any:
+        return without_cuda_graphs(lambda: recipe_of(compile=compile))().compile
+
+    assert [looked_at(how) for how in ("reduce-overhead", "max-autotune", True, False)] == [
+        "default", "max-autotune-no-cudagraphs", True, False]
 
 
 def net(*layers: nn.Module, n_in: int = 36, hidden: int = 16) -> Callable[[], nn.Module]:

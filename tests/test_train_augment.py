@@ -82,6 +82,21 @@ def test_both_ways_to_cut_give_the_windows_of_a_loop_over_the_images(shape, dtyp
         assert torch.equal(cut(padded, top, left, height, width), expected)
 
 
+@pytest.mark.parametrize("shape", [(64, 3, 32, 32), (50, 1, 7, 4), (8, 2, 4, 4)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_mirrored_border_is_torchvision_s_and_a_crop_draws_as_with_a_black_one(shape, dtype):
+    images = torch.randint(1, 256, shape, generator=seeded()).to(dtype)
+    n, _, height, width = shape
+    top, left = torch.randint(0, 7, (2, n), generator=seeded(1))
+    padded = tv.pad(images, [3, 3, 3, 3], padding_mode="reflect")
+    expected = torch.stack([padded[k, :, i:i + height, j:j + width] for k, (i, j) in enumerate(
+        zip(top.tolist(), left.tolist(), strict=True))])
+    cut = RandomCrop(3, fill="reflect")(images, seeded(1))
+    black = RandomCrop(3)(images, seeded(1))
+    assert torch.equal(cut, expected) and cut.dtype == dtype
+    assert torch.equal(torch.where(black == 0, 0, cut), black) and bool((black == 0).any())
+
+
 def test_an_alternating_flip_shows_each_image_both_ways_in_two_epochs():
     images, rows = picture(2_000, 1, 4), torch.randperm(2_000, generator=seeded(5))
     first, second = (AlternatingFlip().of_rows(images, rows, epoch, 7) for epoch in (0, 1))
@@ -215,7 +230,8 @@ def test_randaugment_draws_one_of_all_operations_and_signs_for_each_image():
 
 
 @pytest.mark.parametrize("augment", [
-    RandomCrop(1), RandomFlip(), Cutout(2), RandAugment(2, 15), ColorJitter(0.4, 0.4, 0.4)],
+    RandomCrop(1), RandomCrop(2, fill="reflect"), RandomFlip(), Cutout(2), RandAugment(2, 15),
+    ColorJitter(0.4, 0.4, 0.4)],
     ids=lambda one: type(one).__name__)
 def test_an_augmentation_repeats_by_its_generator_and_leaves_its_input(augment):
     images = picture(30, 3, 8)
@@ -233,6 +249,9 @@ WRONG: Any = "big"
     (lambda: Cutout(size=0), "Cutout.size"), (lambda: Cutout(size=WRONG), "Cutout.size"),
     (lambda: ColorJitter(brightness=-0.1), "ColorJitter.brightness"),
     (lambda: ColorJitter(saturation=WRONG), "ColorJitter.saturation"),
+    (lambda: RandomCrop(fill="mirror"), "RandomCrop.fill: must be one of black, reflect, got"),
+    (lambda: RandomCrop(4, fill="reflect")(picture(2, 1, 4), seeded()),
+     "RandomCrop.padding: images of 4x4 can be mirrored by less than their sides, got 4"),
     (lambda: RandAugment(n_ops=0), "RandAugment.n_ops"),
     (lambda: RandAugment(magnitude=31), "RandAugment.magnitude: must be at most 30"),
     (lambda: RandAugment()(torch.zeros(2, 3, 4, 4), seeded()), "uint8"),

@@ -166,7 +166,7 @@ WRONG: Any = {"name": 3, "flag": "yes", "norm": nn.BatchNorm2d}
 
 @pytest.mark.parametrize(("make", "told"), [
     (lambda: model("resnet8"), "model 'resnet8': accepted are mlp, simple_cnn, resnet9, "
-     "cifar_resnet18, vit, torchvision:NAME, timm:NAME; did you mean 'resnet9'?"),
+     "cifar_resnet18, vit, speed_net, torchvision:NAME, timm:NAME; did you mean 'resnet9'?"),
     (lambda: model("torchvision:"), "model 'torchvision:': accepted are"),
     (lambda: model("mlp", n_layer=3), "model 'mlp': has no field 'n_layer'; did you mean "
      "'n_layers'? (hidden, dropout"),

@@ -367,6 +367,22 @@ def test_a_head_s_factor_is_the_head_s_share_of_a_step(factor):
         torch.testing.assert_close(new.detach(), old - rate * new.grad)
 
 
+@pytest.mark.parametrize("make,others", [
+    (lambda: SGD(0.1, momentum=0.0, bias_lr_factor=64.0, head_lr_factor=0.5), 1.0),
+    (lambda: Muon(0.1, bias_lr_factor=64.0, head_lr_factor=0.5, adamw_lr_factor=0.25), 0.25)],
+    ids=["sgd", "muon"])
+def test_biases_and_norms_have_a_rate_of_their_own(make, others):
+    """Beside the factors of head and AdamW; the second weight is Muon's."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 5), nn.Linear(5, 2))
+    made = make().make(model)
+    rates = {id(p): group["lr"] for group in made.param_groups for p in group["params"]}
+    expected = {"0.weight": others, "0.bias": 64 * others, "1.weight": 64 * others,
+                "1.bias": 64 * others, "2.weight": 1.0, "2.bias": 64 * others,
+                "3.weight": 0.5 * others, "3.bias": 32 * others}
+    assert {name: rates[id(p)] / 0.1 for name, p in model.named_parameters()} == (
+        pytest.approx(expected))
+
+
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(InputError, match="Flatten has no parameters to train"):
         AdamW().make(nn.Flatten())
@@ -404,6 +420,7 @@ WRONG: Any = {"flag": "yes", "scale": "adam", "betas": 0.9, "text": "0.1"}
     (lambda: SGD(nesterov=WRONG["flag"]), "SGD.nesterov"),
     (lambda: SGD(decoupled_decay=WRONG["flag"]), "SGD.decoupled_decay"),
     (lambda: SGD(head_lr_factor=0.0), "SGD.head_lr_factor: must be in (0, inf), got 0.0"),
+    (lambda: SGD(bias_lr_factor=-1.0), "SGD.bias_lr_factor: must be in (0, inf), got -1.0"),
     (lambda: SGD(layer_decay=1.5), "SGD.layer_decay: must be in (0, 1], got 1.5"),
     (lambda: RMSprop(alpha=1.0), "RMSprop.alpha"), (lambda: RMSprop(momentum=-0.1), "momentum"),
     (lambda: Adadelta(rho=1.0), "Adadelta.rho"), (lambda: Adagrad(eps=-1.0), "Adagrad.eps"),

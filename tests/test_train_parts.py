@@ -206,6 +206,6 @@ def test_a_recipe_is_described_as_json_data():
     assert entry["model"] == {
         "type": "SimpleCNN", "hidden": 8, "dropout": 0.0, "width": 32, "norm": "batch",
         "activation": "relu", "dropout_kind": "dropout", "init": "default"}
-    assert entry["augment"] == [{"type": "RandomCrop", "padding": 2},
+    assert entry["augment"] == [{"type": "RandomCrop", "padding": 2, "fill": "black"},
                                 {"type": "RandomFlip", "p": 0.5}]
     assert entry["loss"] == {"type": "CrossEntropy", "label_smoothing": 0.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from hpo.train import (
     SimpleCNN,
     tensors,
 )
+from hpo.train.compiling import compiling, for_parts
 from hpo.train.loop import Trainer
 from hpo.train.precision import autocast
+from hpo.train.recipe import GRAPH_MODES
 from hpo.train.update import all_but_last, clip_adaptive_
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -281,7 +284,11 @@ def test_half_precision_trains_a_convolutional_net_near_to_what_fp32_does(precis
     ({"precision": "bf17"}, "did you mean 'bf16'?"),
     ({"precision": 16}, "Recipe.precision: must be 'auto', 'fp32', 'tf32', 'bf16', 'fp16'"),
     ({"compile": "defalt"}, "did you mean 'default'?"),
-    ({"compile": "reduce-overhead"}, "Recipe.compile: must be True, False, 'default', "),
+    ({"compile": "reduce-overhed"}, "did you mean 'reduce-overhead'?"),
+    ({"compile": "reduce-overhead", "micro_batch_size": 8},
+     "Recipe.compile: 'reduce-overhead' replays CUDA graphs, which take a batch whole, got "
+     "micro_batch_size=8 of batch_size=32; use 'default'"),
+    ({"compile": "max-autotune", "micro_batch_size": 8}, "use 'max-autotune-no-cudagraphs'"),
     ({"compile": 1.5}, "Recipe.compile: must be True, False, 'default', "),
     ({"clip_norm": 1.0, "clip_value": 1.0}, "clip_norm and clip_value cannot both bound"),
     ({"clip_value": 0.0}, "Recipe.clip_value"), ({"clip_adaptive": -1.0}, "Recipe.clip_adaptive"),
@@ -332,6 +339,72 @@ def test_a_model_of_many_shapes_goes_on_being_compiled():
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     list(model.epochs())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 3
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.parametrize("how", ["reduce-overhead", "max-autotune"])
+def test_a_mode_with_cuda_graphs_trains_as_the_one_without_on_a_cpu(how):
+    """To the last bit, with code that torch generates; a micro-batch of the whole batch is one."""
+    fields: dict[str, Any] = {"n_rows": 32, "model": MLP(hidden=8), "ema": EMA(0.9),
+                              "optimizer": AdamW(lr=0.01)}
+    plain, one, other = (trainer(**{**fields, **more}) for more in (
+        {}, {"compile": how, "micro_batch_size": 32}, {"compile": GRAPH_MODES[how]}))
+    told = [[epoch["val_loss"] for epoch in each.epochs()] for each in (plain, one, other)]
+    assert told[1] == told[2] == pytest.approx(told[0], rel=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+def test_a_batch_that_did_not_fit_is_tried_again_in_parts_without_cuda_graphs(caplog):
+    """As the retry after an out of memory makes its trainer."""
+    recipe = Recipe(data=tensors(X, Y, val=(X, Y)), model=MLP(hidden=8), optimizer=PLAIN,
+                    batch_size=40, compile="reduce-overhead", schedule=Constant())
+    run = Run(epochs=1, seed=1, device="cpu", dir=Path("."))
+    whole = Trainer(recipe, run)
+    assert caplog.messages == []
+    parts = Trainer(recipe, run, micro_batch_size=20)
+    assert caplog.messages == ["compile='reduce-overhead' without its CUDA graphs, as 'default': "
+                               "20 rows of a batch of 40 go through the model at once"]
+    (one,), (two,) = whole.epochs(), parts.epochs()
+    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
+    assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("how", [False, True, "reduce-overhead"])
+def test_cudnn_tries_its_convolutions_only_while_a_compiled_trial_computes(how):
+    assert not torch.backends.cudnn.benchmark
+    with pytest.raises(ZeroDivisionError), compiling(how):
+        assert torch.backends.cudnn.benchmark == bool(how)
+        raise ZeroDivisionError
+    assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("how,n_rows,expected", [
+    ("reduce-overhead", 32, "reduce-overhead"), ("reduce-overhead", 16, "default"),
+    ("max-autotune", 16, "max-autotune-no-cudagraphs"), (True, 16, True), (False, 16, False),
+    ("default", 16, "default"), ("aot_eager", 16, "aot_eager")])
+def test_only_cuda_graphs_need_a_batch_whole(how, n_rows, expected):
+    assert for_parts(how, n_rows, 32) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("how", ["reduce-overhead", "max-autotune"])
+def test_on_cuda_graphs_train_as_compiled_code_does_for_several_trials(how):
+    fields: dict[str, Any] = {"model": MLP(hidden=8), "optimizer": AdamW(lr=0.01),
+                              "precision": "fp32", "ema": EMA(0.9)}
+    run = Run(epochs=4, seed=1, device="cuda", dir=Path("."))
+
+    def losses(mode: Any) -> list[float]:
+        one = Trainer(Recipe(data=tensors(X, Y, val=(X, Y)), batch_size=32, compile=mode,
+                             **fields), run)
+        # A forward pass whose gradient is never taken must not hold the graphs up.
+        with one.computing():
+            one.loss(*next(one.batches(32, 1)))
+        return [epoch["val_loss"] for epoch in one.epochs()]
+
+    expected = losses(GRAPH_MODES[how])
+    for _ in range(2):
+        assert losses(how) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.gpu

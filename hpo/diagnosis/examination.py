@@ -5,6 +5,7 @@ A fault ends what depends on it: a model that cannot take its inputs is not trai
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from hpo.diagnosis.pace import measure, pace_finding, precision_finding
 from hpo.diagnosis.profile import profile_findings
 from hpo.diagnosis.training import training_findings
 from hpo.errors import DataError, HpoError
+from hpo.train.compiling import without_graphs
 from hpo.train.loop import Trainer
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def examine(
 
     Nothing it trains is kept. Whatever fails in the user's own code is a finding.
     """
+    build = without_cuda_graphs(build)
     made = _made(build, run, metric, maximize)
     if isinstance(made, Finding):
         yield made
@@ -51,6 +54,19 @@ def examine(
             yield from _guarded("data", lambda: _rest(made, build, run, metric, maximize, trace))
     finally:
         made.close()
+
+
+def without_cuda_graphs(build: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """Return what builds the recipe without CUDA graphs.
+
+    The checks look at scores and gradients of one pass after another, where the graphs' next run
+    would write over them.
+    """
+    def made() -> Recipe:
+        recipe = build()
+        return dataclasses.replace(recipe, compile=without_graphs(recipe.compile))
+
+    return made
 
 
 def _made(

@@ -121,8 +121,9 @@ def scores_finding(trainer: Trainer, images: Tensor) -> Finding:
 def scores_fault(model: nn.Module, images: Tensor) -> tuple[str, str, bool] | None:
     """Return what is wrong with the scores, its cure and whether it is certain, or None."""
     model.eval()
-    # The model is the recipe's: it may be in any precision.
-    scores = model(images).float()
+    # The model is the recipe's: it may be in any precision, and its next pass may write over what
+    # this one gives, where it is run as a CUDA graph.
+    scores = model(images).float().clone()
     if scores.shape[1] == 1:
         return "one class: there is nothing to tell apart", "give two scores or more", True
     sums = scores.sum(1)

@@ -6,7 +6,7 @@ Loads no torch: a study's module is read in an instant, and torch when a trial s
 from hpo.train.augment import AlternatingFlip, ColorJitter, Cutout, RandomCrop, RandomFlip
 from hpo.train.inits import initialise
 from hpo.train.losses import CrossEntropy
-from hpo.train.models import MLP, CifarResNet18, ResNet9, SimpleCNN, ViT
+from hpo.train.models import MLP, CifarResNet18, ResNet9, SimpleCNN, SpeedNet, ViT
 from hpo.train.named_models import TimmModel, TorchvisionModel, model
 from hpo.train.optim import (
     LAMB,
@@ -49,7 +49,7 @@ __all__ = [
     "CifarResNet18", "ColorJitter", "Constant", "Cosine", "CosineRestarts", "CrossEntropy",
     "CutMix", "Cutout", "EarlyStopping", "Exponential", "Linear", "MixUp", "MultiStep", "Muon",
     "OneCycle", "Plateau", "RMSprop", "RandAugment", "RandomCrop", "RandomFlip", "Recipe",
-    "ResNet9", "SimpleCNN", "Step", "TimmModel", "TorchvisionModel", "ViT", "WarmupCosine",
-    "cifar10", "datasets", "digits", "fashion_mnist", "image_folder", "initialise", "model",
-    "optimizer", "schedule", "tensors",
+    "ResNet9", "SimpleCNN", "SpeedNet", "Step", "TimmModel", "TorchvisionModel", "ViT",
+    "WarmupCosine", "cifar10", "datasets", "digits", "fashion_mnist", "image_folder",
+    "initialise", "model", "optimizer", "schedule", "tensors",
 ]

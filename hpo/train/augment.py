@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from hpo.errors import InputError
-from hpo.train.checks import number, whole
+from hpo.train.checks import number, one_of, whole
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+FILLS = ("black", "reflect")
 
 
 class Augment(Protocol):
@@ -26,29 +28,60 @@ class Augment(Protocol):
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Pad every side with black and cut a random window of the old size, as torchvision does.
+    """Pad every side and cut a random window of the old size, as torchvision does.
+
+    `fill` is what lies outside of an image: "black", or "reflect", its mirror image without the
+    outermost pixels again.
 
     Shapes: [n, channels, height, width] to the same.
     """
 
     padding: int = 4
+    fill: str = "black"
 
     def __post_init__(self) -> None:
         whole("RandomCrop.padding", self.padding, low=1)
+        one_of("RandomCrop.fill", self.fill, FILLS)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the cropped batch."""
+        """Return the cropped batch.
+
+        Raises:
+            InputError: if the images are too small to be mirrored.
+        """
         import torch
-        from torch.nn.functional import pad
 
         n, _, height, width = images.shape
         border = self.padding
-        padded = pad(images, (border, border, border, border)).contiguous()
+        padded = self._padded(images).contiguous()
         top, left = torch.randint(0, 2 * border + 1, (2, n), device=images.device,
                                   generator=generator)
         # The same windows: a CPU copies whole rows fastest, a GPU has a thread for each pixel.
         cut = cut_rows if images.device.type == "cpu" else cut_gather
         return cut(padded, top, left, height, width)
+
+    def _padded(self, images: Tensor) -> Tensor:
+        from torch.nn.functional import pad
+
+        border, sides = self.padding, images.shape[2:]
+        if self.fill == "black":
+            return pad(images, (border, border, border, border))
+        if border >= min(sides):
+            raise InputError(f"RandomCrop.padding: images of {sides[0]}x{sides[1]} can be "
+                             f"mirrored by less than their sides, got {border}; use fill='black'")
+        # By row and column numbers: torch's own padding mirrors no bytes.
+        for axis in (2, 3):
+            images = images.index_select(axis, _mirrored(images, axis, border))
+        return images
+
+
+def _mirrored(images: Tensor, axis: int, border: int) -> Tensor:
+    """Return the number of the row that lies at each place from -border on."""
+    import torch
+
+    last = images.shape[axis] - 1
+    places = torch.arange(-border, last + 1 + border, device=images.device).abs()
+    return last - (last - places).abs()
 
 
 def cut_rows(padded: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:

@@ -23,7 +23,7 @@ from hpo.train import checkpoint
 from hpo.train.augment import by_row
 from hpo.train.averaging import Averaged
 from hpo.train.best import Best
-from hpo.train.compiling import compile_model, compiling
+from hpo.train.compiling import begin_step, compile_model, compiling, for_parts
 from hpo.train.groups import set_rate
 from hpo.train.joint import Joint, check_rows, own_seed, part, rows_of_each, synced
 from hpo.train.loaded import load
@@ -113,7 +113,8 @@ class Trainer:
         self.update = Update(recipe, self.model, self.optimizer, self.device)
         self._averaged = None if mean is None or recipe.ema is None else Averaged(
             self.model, mean, recipe.ema)
-        compile_model(recipe.compile, self.model, self._scored)
+        self._compile = for_parts(recipe.compile, self.micro_batch_size, recipe.batch_size)
+        compile_model(self._compile, self.model, self._scored)
         self._joint = Joint(self.model, self.data.image_shape, recipe, team, self.device)
         self._best = Best(self._scored)
         self._patience = None if recipe.early_stopping is None else Patience(
@@ -287,6 +288,7 @@ class Trainer:
 
     def loss(self, images: Tensor, labels: Tensor | MixedLabels) -> Tensor:
         """Return the training loss of a batch, its scores in the recipe's precision."""
+        begin_step(self._compile, self.device)
         with autocast(self.device, self.recipe.precision):
             scores = self._joint(images)
         if isinstance(labels, MixedLabels):

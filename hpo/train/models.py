@@ -6,16 +6,16 @@ They are torch-free so that a study's module can be read, checked and listed in 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from hpo.errors import InputError
-from hpo.train.checks import number, one_of, whole
+from hpo.train.checks import flag, number, one_of, whole
 from hpo.train.inits import INITS
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 NORMS = ("batch", "layer", "group", "rms", "none")
 ACTIVATIONS = ("relu", "gelu", "silu", "selu")
@@ -36,6 +36,23 @@ class ModelSpec(Protocol):
 
     def make(self, image_shape: Sequence[int], n_classes: int) -> nn.Module:
         """Return a module from inputs of one shape (no batch axis) to class scores."""
+        ...
+
+
+@runtime_checkable
+class FromRows(Protocol):
+    """A model's description whose initial weights come of training rows."""
+
+    @property
+    def n_init_rows(self) -> int:
+        """How many rows it asks for; fewer come of a smaller data set."""
+        ...
+
+    def initialise_from(self, model: nn.Module, batches: Iterator[Tensor]) -> None:
+        """Set a new module's weights from normalised training rows, on the module's device.
+
+        It is asked once a trial, before the first step, and not where weights are loaded.
+        """
         ...
 
 
@@ -290,3 +307,62 @@ class ViT:
                              f"{n_tokens} tokens, over {MAX_TOKENS}; give a patch_size, or images "
                              f"whose sides have a larger common divisor")
         return patch
+
+
+@dataclass(frozen=True)
+class SpeedNet:
+    """A small network that learns CIFAR-10 in the fewest seconds, for short trainings on a GPU.
+
+    Its first layer whitens patches of 2x2 pixels: its weights come of 5,000 training images when
+    a trial begins, and only its bias trains. Three groups of two 3x3 convolutions follow, of
+    `width`, 4 `width` and 4 `width` channels, each with a 2x2 max-pool after the first, and a
+    linear layer without a bias on the largest of each channel, whose scores are multiplied by
+    `scale`. The 3x3 convolutions begin as the identity as far as they have channels; any other
+    `init` draws them and the linear layer as `initialise` does. `norm` "batch" trains biases
+    alone, and its running statistics follow the last few batches. With `mirror` a model that is
+    evaluated gives the mean of the scores of each image and of its mirror image, wherever it is
+    evaluated: in validation, in the test and when it is exported. `norm` and `activation` are as
+    of `SimpleCNN`; `dropout` is before the linear layer.
+
+    Shapes: inputs [n, channels, height, width] of 2x2 pixels or more, outputs [n, n_classes].
+    Raises:
+        InputError: naming the field that does not fit.
+    Source: Jordan 2024, 94% on CIFAR-10 in 3.29 Seconds on a Single GPU, sections 3.1 to 3.5;
+        Page 2019, How to Train Your ResNet 8 (whitening, biases, mirrored scores).
+    """
+
+    n_init_rows: ClassVar[int] = 5_000
+
+    width: int = 64
+    scale: float = 1 / 9
+    mirror: bool = True
+    dropout: float = 0.0
+    norm: str = "batch"
+    activation: str = "gelu"
+    init: str = "default"
+
+    def __post_init__(self) -> None:
+        whole("SpeedNet.width", self.width, low=1)
+        number("SpeedNet.scale", self.scale, low=0.0, open_low=True)
+        flag("SpeedNet.mirror", self.mirror)
+        _check(self, inits=PLAIN_INITS)
+
+    def make(self, image_shape: Sequence[int], n_classes: int) -> nn.Module:
+        """Return the module, its first layer not whitening yet.
+
+        Raises:
+            InputError: if the inputs are no images, or too small.
+        """
+        shape = _images("SpeedNet", image_shape)
+        if min(shape[1:]) < 2:
+            raise InputError(f"SpeedNet: needs images of 2x2 pixels or more, got "
+                             f"{shape[1]}x{shape[2]}")
+        from hpo.train.speed_net import speed_net
+
+        return speed_net(self, shape, n_classes)
+
+    def initialise_from(self, model: nn.Module, batches: Iterator[Tensor]) -> None:
+        """Have the first layer whiten the patches of normalised training images."""
+        from hpo.train.speed_net import whiten
+
+        whiten(model, batches)

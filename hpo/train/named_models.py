@@ -19,6 +19,7 @@ from hpo.train.models import (
     ModelSpec,
     ResNet9,
     SimpleCNN,
+    SpeedNet,
     ViT,
 )
 from hpo.train.named import make_named
@@ -142,7 +143,7 @@ class TimmModel(_Named):
 
 SHORT_NAMES: dict[str, type] = {
     "mlp": MLP, "simple_cnn": SimpleCNN, "resnet9": ResNet9, "cifar_resnet18": CifarResNet18,
-    "vit": ViT}
+    "vit": ViT, "speed_net": SpeedNet}
 PACKAGES: dict[str, type] = {"torchvision": TorchvisionModel, "timm": TimmModel}
 # What `rebuild` may make again out of a description; anything else is the user's own code.
 MODELS: dict[str, type] = {
@@ -152,8 +153,9 @@ MODELS: dict[str, type] = {
 def model(name: str, **fields: Any) -> ModelSpec:
     """Return the model of a name, with its fields: for a space whose Categorical picks a net.
 
-    Names are "mlp", "simple_cnn", "resnet9", "cifar_resnet18", "vit", and "torchvision:NAME" or
-    "timm:NAME" for a model of these packages, such as "torchvision:resnet18".
+    Names are "mlp", "simple_cnn", "resnet9", "cifar_resnet18", "vit", "speed_net", and
+    "torchvision:NAME" or "timm:NAME" for a model of these packages, such as
+    "torchvision:resnet18".
 
     Raises:
         InputError: if there is no such model, or it has no such field.

@@ -23,8 +23,8 @@ class OptimizerSpec(abc.ABC):
     `weight_decay` and `l1` act on weights: not on biases, norms and other parameters of one axis,
     unless `decay_all`. `l1` adds that part of each weight's sign to its gradient, after clipping,
     as l1 * sum(|w|) in the loss does. The head, the last layer, learns `head_lr_factor` times as
-    fast as it would; each layer learns `layer_decay` times as fast as the one after it. Layers are
-    counted as the model registers them.
+    fast as it would; what does not decay, `bias_lr_factor` times; each layer `layer_decay` times
+    as fast as the one after it. Layers are counted as the model registers them.
 
     Source: `layer_decay`: Clark et al., ELECTRA, appendix A.
     """
@@ -38,6 +38,7 @@ class OptimizerSpec(abc.ABC):
     l1: float = 0.0
     decay_all: bool = False
     head_lr_factor: float = 1.0
+    bias_lr_factor: float = 1.0
     layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
@@ -46,6 +47,7 @@ class OptimizerSpec(abc.ABC):
         number(f"{name}.weight_decay", self.weight_decay, low=0.0)
         number(f"{name}.l1", self.l1, low=0.0)
         number(f"{name}.head_lr_factor", self.head_lr_factor, low=0.0, open_low=True)
+        number(f"{name}.bias_lr_factor", self.bias_lr_factor, low=0.0, open_low=True)
         number(f"{name}.layer_decay", self.layer_decay, low=0.0, high=1.0, open_low=True)
         self._flags("decay_all")
 
@@ -77,6 +79,8 @@ class OptimizerSpec(abc.ABC):
         scale = self.layer_decay ** (place.n_layers - 1 - place.layer)
         if place.layer == place.n_layers - 1:
             scale *= self.head_lr_factor
+        if not place.is_weight:
+            scale *= self.bias_lr_factor
         decays = self.decay_all or place.is_weight
         options = {"lr": float(self.lr * scale), "lr_scale": float(scale),
                    "weight_decay": float(self.weight_decay) if decays else 0.0}

@@ -29,9 +29,10 @@ Model: TypeAlias = "ModelSpec | nn.Module | Callable[[], nn.Module]"
 Loss: TypeAlias = "CrossEntropy | Callable[[Tensor, Tensor], Tensor]"
 SHARDINGS = ("fsdp",)
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
-# torch's modes but those with CUDA graphs: of these a gradient that is added up over several
-# micro-batches may be overwritten.
-COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
+# torch's modes with CUDA graphs, and what each is without them: a graph's next run may write over
+# the gradients of its last, which are added up over a batch's micro-batches.
+GRAPH_MODES = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+COMPILE_MODES = (*GRAPH_MODES.values(), *GRAPH_MODES)
 # torch's backends that follow the model as a compiler does and generate no code: to find out in
 # seconds whether it compiles.
 COMPILE_TRIALS = ("eager", "aot_eager")
@@ -54,7 +55,8 @@ class Recipe:
     it needs a model that ships, or an `nn.Sequential`. `precision` is that of products and
     convolutions; weights stay float32. `auto` is bf16 on CUDA and fp32 on the CPU; fp16 scales the
     loss and leaves steps out whose gradient overflows. `compile` True or a mode of torch.compile
-    compiles the model, once for each of its shapes. `resident` says whether the data set is held
+    compiles the model, once for each of its shapes; "reduce-overhead" and "max-autotune" replay
+    it as CUDA graphs, with whole batches only. `resident` says whether the data set is held
     on the device (None: when it fits), `n_loader_workers` how many processes read a data set that
     is not (None: by the device and its threads). Where a trial has several devices (`hpo run
     --gpus-per-trial`), `sharding` "fsdp" has each hold a part of the weights, and None all of them
@@ -134,6 +136,14 @@ class Recipe:
         if not isinstance(self.compile, bool):
             known = (*COMPILE_MODES, *COMPILE_TRIALS)
             _check_choice("compile", self.compile, known, "True, False, ")
+            self._check_graphs(self.compile)
+
+    def _check_graphs(self, mode: str) -> None:
+        micro = self.micro_batch_size
+        if mode in GRAPH_MODES and micro is not None and micro < self.batch_size:
+            raise InputError(f"Recipe.compile: {mode!r} replays CUDA graphs, which take a batch "
+                             f"whole, got micro_batch_size={micro} of batch_size="
+                             f"{self.batch_size}; use {GRAPH_MODES[mode]!r}")
 
 
 def _check_choice(name: str, value: Any, known: tuple[str, ...], others: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from hpo.train import checkpoint
 from hpo.train.feed import Feed
 from hpo.train.loaded import Loaded, load
 from hpo.train.losses import CrossEntropy
-from hpo.train.models import ModelSpec
+from hpo.train.models import FromRows, ModelSpec
 from hpo.train.named_models import MODELS
 from hpo.train.precision import autocast, check_precision, products
 from hpo.train.randomness import PrivateRandom
@@ -28,6 +28,9 @@ from hpo.train.team import ALONE, Team
 
 if TYPE_CHECKING:
     from hpo.spec import Run
+
+# Rows at once that initial weights are made from, so that large images stay within memory.
+_INIT_BATCH = 256
 
 
 def device_of(run: Run) -> torch.device:
@@ -45,8 +48,11 @@ def device_of(run: Run) -> torch.device:
     return device
 
 
-def make_model(recipe: Recipe, data: Loaded, device: torch.device) -> nn.Module:
+def make_model(recipe: Recipe, data: Loaded, device: torch.device, *,
+               initial: bool = True) -> nn.Module:
     """Return a new module of a recipe on the device; a ready module is copied.
+
+    `initial` False leaves out what only initial weights need: the caller loads others.
 
     Raises:
         InputError: if it does not fit the data, or its activations cannot be computed again.
@@ -56,7 +62,18 @@ def make_model(recipe: Recipe, data: Loaded, device: torch.device) -> nn.Module:
              else shaped(own_model(given), data.image_shape))
     if recipe.checkpoint_activations:
         recomputed(model, nested=type(given) in MODELS.values())
-    return placed(model, data, device)
+    model = placed(model, data, device)
+    if initial and isinstance(given, FromRows):
+        given.initialise_from(model, _random_rows(data, given.n_init_rows))
+    return model
+
+
+def _random_rows(data: Loaded, n: int) -> Iterator[Tensor]:
+    """Yield up to `n` random training rows, normalised, in batches; torch's global state draws."""
+    feed = data.train
+    order = torch.randperm(len(feed))[:n].to(feed.device)
+    for images, _ in feed.batches(order, _INIT_BATCH, math.ceil(len(order) / _INIT_BATCH)):
+        yield data.normalised(images, ready=feed.ready)
 
 
 def own_model(given: Any) -> nn.Module:
@@ -173,7 +190,7 @@ def score(recipe: Recipe, run: Run, path: Path, split: Literal["val", "test"],
         check_precision(recipe.precision, device)
         with PrivateRandom(run.seed, device), products(device, recipe.precision):
             if model is None:
-                model = make_model(recipe, data, device)
+                model = make_model(recipe, data, device, initial=False)
                 model.load_state_dict(entry["model"])
             model = placed(model, data, device)
             loss, n_right = evaluate(model, data, feed, recipe)
