@@ -50,10 +50,10 @@ def collected(db: Database, study: str) -> Results:
     Raises:
         NoResult: for a study that is not in the database.
     """
-    from hpo import results
+    from hpo import read_results
 
     require(db, study)
-    return results.collect(db, study)
+    return read_results.collect(db, study)
 
 
 def say(console: Console, text: str) -> None:

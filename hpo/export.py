@@ -97,11 +97,11 @@ def _chosen(
     db: Database, study: str, trial: int | None, rank: int, phase: str
 ) -> dict[str, Any]:
     """Return checkpoint, seed, params and metrics of what is to be exported."""
-    from hpo import results
+    from hpo import read_results
 
     ask.require(db, study)
     if trial is not None:
-        found = results.collect(db, study).phases.get(phase)
+        found = read_results.collect(db, study).phases.get(phase)
         match = next((t for t in found.trials if t.number == trial), None) if found else None
         if match is None:
             n = len(found.trials) if found else 0

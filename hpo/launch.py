@@ -306,9 +306,9 @@ def _exit_code(course: phases.Course) -> int:
 
 
 def _say_result(course: phases.Course, seconds: float) -> None:
-    from hpo import report, results
+    from hpo import read_results, report
 
-    found = results.collect(course.db, course.name)
+    found = read_results.collect(course.db, course.name)
     console = course.show.console
     if console.is_terminal:
         console.print(report.summary_table(found))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hpo import settings as s
 from hpo.errors import InputError
 from hpo.queue import study_of
-from hpo.results import PHASES, Phase, Trial, read_phase
+from hpo.read_results import read_phase
+from hpo.results import PHASES, Phase, Trial
 from hpo.spec import nearest
 from hpo.studies import phase_studies, require
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import InputError, NoResult
 from hpo.queue import phase_of, study_of
-from hpo.results import read_phase
+from hpo.read_results import read_phase
 from hpo.settings import PHASES, Settings
 from hpo.space import space_from_json
 

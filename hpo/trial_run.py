@@ -106,7 +106,7 @@ def _show_sweep(
     as_json: bool,
 ) -> int:
     from hpo.plots import draw_sweep
-    from hpo.results import sweep_of
+    from hpo.read_results import sweep_of
 
     path = settings.home / "reports" / settings.name / "lr_range.png"
     swept = sweep_of(result)

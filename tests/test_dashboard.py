@@ -19,7 +19,8 @@ import study_samples as samples
 
 from hpo import dashboard, report
 from hpo.errors import InputError
-from hpo.results import Phase, Trial, collect
+from hpo.read_results import collect
+from hpo.results import Phase, Trial
 
 TOKEN = "a-token-for-tests-only"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -44,6 +44,7 @@ FLOORS = [
     ["hpo.attachments", "hpo.plots", "hpo.importance", "hpo.text_curve"],
     ["hpo.axes"],
     ["hpo.verdict"],
+    ["hpo.read_results"],
     ["hpo.results"],
     ["hpo"],
     ["hpo.discover", "hpo.settings", "hpo.devices", "hpo.versions"],

@@ -15,7 +15,8 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from study_samples import candidate
 
 from hpo import report
-from hpo.results import Phase, Trial, collect
+from hpo.read_results import collect
+from hpo.results import Phase, Trial
 from hpo.verdict import compare, welch
 
 BASELINES = ("grid", "lr-range", "default")

@@ -11,7 +11,8 @@ import pytest
 import study_samples as samples
 
 from hpo.errors import NoResult
-from hpo.results import Phase, Trial, best_so_far, collect, study_of
+from hpo.read_results import collect
+from hpo.results import Phase, Trial, best_so_far, study_of
 from hpo.verdict import epochs_to_pass, epochs_to_reach
 
 
