@@ -63,7 +63,7 @@ def say(console: Console, text: str) -> None:
 
 def print_json(data: Any) -> None:
     """Print data as strict JSON, which has neither NaN nor infinity."""
-    from hpo.report import strict
+    from hpo.report_json import strict
 
     print(json.dumps(strict(data), allow_nan=False, ensure_ascii=False))
 
@@ -121,8 +121,8 @@ def _registered_best(rows: list[dict[str, Any]], rank: int, home: Path) -> dict[
 
 
 def _best_trial(found: Results, rank: int, home: Path) -> dict[str, Any]:
-    ranked = sorted((t for phase in ("search", "grid", "lr-range") if phase in found.phases
-                     for t in found.phases[phase].trials if t.state == "COMPLETE"),
+    ranked = sorted((t for phase in ("search", "grid", "random", "lr-range")
+                     for t in found.phase(phase).trials if t.state == "COMPLETE"),
                     key=lambda t: t.value or 0.0, reverse=found.maximize)
     if not ranked:
         raise NoResult(_no_complete(found))

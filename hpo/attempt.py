@@ -48,8 +48,11 @@ class Attempt:
         self._spec, self._order, self._db, self._claim = spec, order, db, claim
         # What a retry says of its chain.
         self.retry = retry_attrs(db, claim.ticket)
-        number = self.retry.get("origin", claim.number)
-        self._folder = kept.path(phase_of(claim.ticket.study), number).with_suffix("")
+        self._goes_on = bool(self.retry) or "audit_of" in claim.ticket.payload
+        phase, number = phase_of(claim.ticket.study), self.retry.get("origin", claim.number)
+        if "audit_of" in claim.ticket.payload:
+            phase, number = "search", claim.ticket.payload["origin"]
+        self._folder = kept.path(phase, number).with_suffix("")
         self.trainer: Trainer | None = None
         self._states: TrialStates | None = None
         if spec.objective is None and spec.build is not None:
@@ -92,7 +95,7 @@ class Attempt:
                     maximize=spec.direction == "maximize", micro_batch_size=micro)
             return self.trainer
 
-        if not self.retry:
+        if not self._goes_on:
             return self._ranks.watched(make().epochs())
         trainer, earlier = states.resume(make)
         return self._behind(earlier, _numbered(trainer, self._ranks))
@@ -121,11 +124,16 @@ class Attempt:
         return epoch == int(self._order["epochs"]) - 1 or (
             self.trainer is not None and self.trainer.stopped_early is not None)
 
-    def after(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Take in an epoch that was trained; the training state behind it is written if due."""
+    def take_in(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Take in an epoch that was trained."""
+        if self._states is not None:
+            self._states.take_in(epoch, metrics)
+
+    def after_epoch(self) -> None:
+        """Write the training state behind the last epoch if it is due."""
         if self._states is not None and self.trainer is not None:
             with self._ranks.watching():
-                self._states.after(epoch, metrics, self.trainer)
+                self._states.after_epoch(self.trainer)
 
     def goes_back(self) -> None:
         """Write the training state: the trial goes back to the queue."""
@@ -158,6 +166,8 @@ class Attempt:
     def attrs(self) -> dict[str, Any]:
         """Return what the trial says of this try, as user attributes."""
         found = dict(self.retry)
+        if (audit_of := self._claim.ticket.payload.get("audit_of")) is not None:
+            found["audit_of"] = audit_of
         if self.n_taken_over:
             found["n_epochs_taken_over"] = self.n_taken_over
         if size := self._claim.ticket.payload.get(MICRO_BATCH):

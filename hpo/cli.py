@@ -56,6 +56,9 @@ def run(
     name: Name = None,
     n_trials: Annotated[int | None, option(
         "--n-trials", "Search trials in all.", "HPO_N_TRIALS")] = None,
+    n_random: Annotated[int | None, option(
+        "--n-random", "Trials of the phase random (default: as many as --n-trials).",
+        "HPO_N_RANDOM")] = None,
     workers: Workers = None,
     devices: Devices = "auto",
     gpus_per_trial: GpusPerTrial = 1,
@@ -69,13 +72,17 @@ def run(
         "HPO_PRUNE_STARTUP")] = None,
     prune_warmup: Annotated[int | None, option(
         "--prune-warmup", "Epochs in which no trial is pruned.", "HPO_PRUNE_WARMUP")] = None,
+    audit_fraction: Annotated[float | None, option(
+        "--audit-fraction", "Part of the pruned trials that is trained to the end, to see whether "
+                            "pruning was right (default 0.05).", "HPO_AUDIT_FRACTION")] = None,
     seed: Seed = None,
     epochs: Epochs = None,
     timeout: Annotated[float | None, option(
         "--timeout", "Stop in order after this many seconds.", "HPO_TIMEOUT")] = None,
     epoch_timeout: EpochTimeout = None,
     phases: Annotated[str | None, option(
-        "--phases", "Some of lr-range,grid,search,confirm.", "HPO_PHASES")] = None,
+        "--phases", "Some of lr-range,grid,random,search,confirm (default: all but random).",
+        "HPO_PHASES")] = None,
     top_k: Annotated[int | None, option(
         "--top-k", "How many of the search's best are confirmed.", "HPO_TOP_K")] = None,
     confirm_seeds: Annotated[int | None, option(
@@ -101,8 +108,9 @@ def run(
     where = s.home_folder(home)
     return launch(s.Settings(
         study=study, name=study if name is None else name, home=where,
-        storage=s.storage_url(storage, where), n_trials=n_trials, workers=workers, devices=devices,
-        gpus_per_trial=gpus_per_trial,
+        storage=s.storage_url(storage, where), n_trials=n_trials, n_random=n_random,
+        workers=workers, devices=devices, gpus_per_trial=gpus_per_trial,
+        audit_fraction=audit_fraction,
         sampler=None if sampler == "grid" else sampler, pruner=pruner,
         prune_startup=prune_startup, prune_warmup=prune_warmup, seed=seed, epochs=epochs,
         timeout_s=timeout, epoch_timeout_s=epoch_timeout,

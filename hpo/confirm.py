@@ -36,7 +36,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """`search#1`, `grid`, `lr-range` or `default`."""
+        """`search#1`, `grid`, `random`, `lr-range` or `default`."""
         return f"search#{self.rank}" if self.phase == "search" else self.phase
 
 
@@ -65,7 +65,7 @@ def candidates(
     goal = Goal(spec["metric"], spec["direction"] == "maximize")
     space = space_from_json(spec["space"])
     found = []
-    for phase, n in (("search", top_k), ("grid", 1), ("lr-range", 1)):
+    for phase, n in (("search", top_k), ("grid", 1), ("random", 1), ("lr-range", 1)):
         for i, trial in enumerate(_distinct(ranked(db, study_of(name, phase), goal))[:n]):
             params = {n: space[n].decode(v) for n, v in trial.params.items() if n in space}
             found.append(Candidate(phase, i + 1, params_to_json(params), trial.number))

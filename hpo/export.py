@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import ask, devices, discover
 from hpo.errors import HpoError, InputError, NoResult
-from hpo.settings import PHASES
+from hpo.results import PHASES
 from hpo.space import params_from_json
 from hpo.spec import Run, nearest
 from hpo.versions import file_digest, versions
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from storage.database import Database
 
 # What a registry row can stand for.
-SOURCES = ("search", "grid", "lr-range", "default")
+SOURCES = ("search", "grid", "random", "lr-range", "default")
 # bf16 autocast on another GPU adds up in another order; fp32 on the CPU repeats far below this.
 _TOLERANCE = 2e-3
 

@@ -15,6 +15,7 @@ from hpo import devices, phases, studies
 from hpo.display import Display, duration, make_display
 from hpo.drive import Goal
 from hpo.errors import HpoError, InputError
+from hpo.plan import plan
 from hpo.pool import Pool
 from hpo.search import check_sampler
 from hpo.settings import STORED, Settings, check
@@ -170,7 +171,7 @@ def _serve(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -
     show = _display(console, spec, pool)
     row = _awaited_row(settings, show, stopper)
     studies.check_same(row, settings, spec)
-    settings = replace(settings, **{name: row["settings"][name] for name in STORED})
+    settings = replace(settings, **{name: row["settings"].get(name) for name in STORED})
     make_home(settings.home)
     order = order_of(settings, spec)
     data = _prepared(settings, pool, order, row, show)
@@ -233,7 +234,7 @@ def _say_plan(
     show: Display, settings: Settings, described: Mapping[str, Any], pool: Pool
 ) -> None:
     spec, slots = described["spec"], pool.slots
-    planned = phases.plan(settings, spec, len(described["grid"] or ()))
+    planned = plan(settings, spec, len(described["grid"] or ()))
     where = ", ".join(dict.fromkeys(slot.label for slot in slots))
     threads = slots[0].n_threads
     lines = [f"study {settings.name}: {spec['direction']} {spec['metric']}, {settings.epochs} "

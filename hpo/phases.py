@@ -15,10 +15,11 @@ from hpo import confirm, queue
 from hpo.display import Display
 from hpo.errors import HpoError
 from hpo.first_failures import FirstFailures
+from hpo.plan import n_random, n_search
 from hpo.pool import Member, Pool
 from hpo.reaper import Reaper
 from hpo.settings import Settings
-from hpo.space import n_params_sets, params_from_json, params_to_json, space_from_json
+from hpo.space import params_from_json, params_to_json, space_from_json
 from hpo.studies import ensure_study
 from hpo.watch import Watch
 
@@ -114,15 +115,10 @@ class Course:
         self.show.say(text)
 
 
-def n_search(settings: Settings, spec: Mapping[str, Any]) -> int:
-    """Return how many search trials there will be: all asked for, or all that a space holds."""
-    n, total = int(settings.n_trials or 0), n_params_sets(space_from_json(spec["space"]))
-    return n if total is None or settings.allow_duplicates else min(n, total)
-
-
 def run(course: Course) -> None:
     """Do the phases that were asked for, in order."""
-    steps = {"lr-range": _lr_range, "grid": _grid, "search": _search, "confirm": _confirm}
+    steps = {"lr-range": _lr_range, "grid": _grid, "random": _random, "search": _search,
+             "confirm": _confirm}
     for phase in course.settings.phases:
         steps[phase](course)
 
@@ -202,9 +198,27 @@ def _search(course: Course) -> None:
     if before >= n:
         course.show.say(f"search: {before} trials are done and --n-trials is {asked}: the budget "
                         f"is used, nothing to add")
-        return
     taken = {ticket.idx for ticket in course.db.tickets.list(study)}
-    _do(course, "search", queue.search_items(n, course.seed, taken))
+    if before < n:
+        _do(course, "search", queue.search_items(n, course.seed, taken))
+    _audit(course)
+
+
+def _random(course: Course) -> None:
+    """Random search as a baseline: every trial trained whole."""
+    n = n_random(course.settings, course.spec)
+    study = queue.study_of(course.name, "random")
+    course.db.tickets.trim(study, n)
+    _try_again(course, study)
+    taken = {ticket.idx for ticket in course.db.tickets.list(study)}
+    _do(course, "random", queue.search_items(n, course.seed, taken))
+
+
+def _audit(course: Course) -> None:
+    """Train some pruned trials to their end, out of the sampler's and the pruner's sight."""
+    items = queue.audit_items(course.db, course.name)
+    if items:
+        _do(course, "audit", items)
 
 
 def _confirm(course: Course) -> None:
@@ -300,7 +314,7 @@ def _others_ended(course: Course, study: str, kind: str) -> int:
 
 def phase_has_one_kind(study: str) -> bool:
     """Return whether a study's tickets are all trials."""
-    return queue.phase_of(study) in ("search", "grid")
+    return queue.phase_of(study) in ("search", "grid", "random", "audit")
 
 
 def _ended(counts: Mapping[str, int]) -> int:
@@ -309,41 +323,6 @@ def _ended(counts: Mapping[str, int]) -> int:
 
 def _n_ended(tickets: Sequence[Ticket]) -> int:
     return sum(ticket.state in ("done", "failed") for ticket in tickets)
-
-
-def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None) -> list[Planned]:
-    """Return what each phase will train at most, in order."""
-    epochs = int(course_settings.epochs or 0)
-    n = n_search(course_settings, spec)
-    n_candidates = int(course_settings.top_k or 1) + 1 + bool(n_cells) + spec["has_lr_range"]
-    then = ", then the test split once" if spec["has_build"] else ""
-    n_confirm = n_candidates * int(course_settings.confirm_seeds or 1)
-    pruning = "" if course_settings.pruner == "none" else f", {course_settings.pruner} pruning"
-    rows = {
-        "lr-range": Planned("lr-range", 1, epochs + 1, "a sweep of one epoch, then a trial")
-        if spec["has_lr_range"] else None,
-        "grid": Planned("grid", n_cells, n_cells * epochs, "no pruning") if n_cells else None,
-        "search": Planned("search", n, n * epochs, f"{course_settings.sampler}{pruning}"),
-        "confirm": Planned("confirm", n_confirm, n_confirm * epochs,
-                           f"at most {n_candidates} candidates on "
-                           f"{course_settings.confirm_seeds} fresh seeds each{then}"),
-    }
-    return [row for phase in course_settings.phases if (row := rows[phase]) is not None]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What a phase will train: trials, and epochs at most."""
-
-    phase: str
-    n_trials: int
-    n_epochs: int
-    how: str
-
-    def text(self) -> str:
-        """Return it as one line."""
-        trials = f"{self.n_trials} trial{'s' if self.n_trials != 1 else ''}"
-        return f"  {self.phase:<9} {trials:>10}, at most {self.n_epochs} epochs ({self.how})"
 
 
 def stop(course: Course, why: str) -> None:

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/ ; grid is their vermilion, which reads
 # better as text on white than their orange.
-COLOURS = {"search": "#0072B2", "grid": "#D55E00", "lr-range": "#009E73", "default": "#555555"}
-NAMES = {"search": "search", "grid": "grid", "lr-range": "LR pick", "default": "defaults"}
+COLOURS = {"search": "#0072B2", "grid": "#D55E00", "random": "#CC79A7", "lr-range": "#009E73",
+           "default": "#555555"}
+NAMES = {"search": "search", "grid": "grid", "random": "random", "lr-range": "LR pick",
+         "default": "defaults"}
 _INK, _FAINT = "#222222", "#9a9a9a"
 # 8 inches at 200 dots are 1600 pixels: sharp at twice the width of a README's column.
 _WIDTH, _DPI = 8.0, 200
@@ -87,7 +89,7 @@ def progress(results: Results, path: Path, importance: Any = None) -> bool:
 
     What was confirmed is shown as the verdict compares it: on the test split where there is one.
     """
-    steps = {phase: best_so_far(results, phase) for phase in SOURCES[:3]}
+    steps = {phase: best_so_far(results, phase) for phase in SOURCES if phase != "default"}
     steps = {phase: found for phase, found in steps.items() if found}
     tested = on_test_split(results)
     confirmed = {source: scores for source in SOURCES

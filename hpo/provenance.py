@@ -19,7 +19,8 @@ _FRESH = timedelta(seconds=0.25)
 
 def how_chosen(one: OneTrial) -> dict[str, str]:
     """Return in a few words how each param of a trial was chosen."""
-    ways = {"grid": _grid, "lr-range": _lr_range, "confirm": _confirm, "search": _search}
+    ways = {"grid": _grid, "lr-range": _lr_range, "confirm": _confirm, "search": _search,
+            "random": _random, "audit": _audit}
     retried = _retried(one)
     return retried if retried is not None else ways[one.phase.name](one)
 
@@ -59,6 +60,15 @@ def _lr_range(one: OneTrial) -> dict[str, str]:
         else:
             said[name] = "the module's default"
     return said
+
+
+def _random(one: OneTrial) -> dict[str, str]:
+    return dict.fromkeys(one.trial.params, "drawn at random (the phase random)")
+
+
+def _audit(one: OneTrial) -> dict[str, str]:
+    pruned = one.trial.attrs.get("audit_of", one.ticket and one.ticket.payload.get("audit_of"))
+    return dict.fromkeys(one.trial.params, f"those of search trial {pruned}, which was pruned")
 
 
 def _confirm(one: OneTrial) -> dict[str, str]:

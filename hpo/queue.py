@@ -6,6 +6,7 @@ The SQL is `storage.tickets`; here is only what a study means by it.
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -28,6 +29,8 @@ SCORE_OFFSET = 100_000
 _DEFAULT_RETRIES = {"worker lost": 1}
 # Of a ticket that is tried again because its batch did not fit, and of its trial.
 MICRO_BATCH = "micro_batch_size"
+# Of a pruned trial that is trained to its end: its params as JSON data.
+AUDITED = "audited"
 # The reason of a trial whose ticket was taken, and no more.
 NOT_BEGUN = "interrupted: before its first epoch"
 # Renewed at a third of this; a ticket of a worker that vanished is free again after it.
@@ -84,6 +87,36 @@ def search_items(n: int, seed: int, taken: Collection[int] = ()) -> list[NewTick
     free = (i for i in count() if i not in taken)
     return [NewTicket(idx=i, params=None, payload={"seed": seed}, params_key=None)
             for i in islice(free, max(0, n - len(taken)))]
+
+
+def is_audited(seed: int, idx: int, fraction: float) -> bool:
+    """Return whether a search trial is trained to its end although it is pruned.
+
+    Drawn from the study's seed and the trial's place, so that it is the same for every worker and
+    has nothing to do with how the trial goes.
+    """
+    return random.Random(f"{seed}/audit/{idx}").random() < fraction
+
+
+def audit_items(db: Database, name: str) -> list[NewTicket]:
+    """Return a ticket for each pruned trial that is to be trained to its end."""
+    from storage.ticket import NewTicket
+
+    tickets = {ticket.idx: ticket for ticket in db.tickets.list(name)}
+    study_id = db.studies.get_study_id_from_name(name)
+    found = []
+    for trial in db.studies.get_all_trials(study_id, deepcopy=False):
+        attrs = trial.user_attrs
+        if not attrs.get(AUDITED) or attrs.get("ticket") not in tickets:
+            continue
+        params = tickets[attrs["ticket"]].params or attrs[AUDITED]
+        payload = {"seed": attrs["seed"], "audit_of": trial.number,
+                   "origin": attrs.get("origin", trial.number)}
+        if MICRO_BATCH in attrs:
+            payload[MICRO_BATCH] = attrs[MICRO_BATCH]
+        found.append(NewTicket(idx=trial.number, params=params, payload=payload,
+                               params_key=None))
+    return found
 
 
 def back_after(

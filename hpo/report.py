@@ -6,20 +6,18 @@ itself saw is only ever shown as the history that it is.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.audit import audit, sentence
 from hpo.importance import importance
-from hpo.results import PHASES, Phase, Results, Scores, Trial, best_so_far
+from hpo.report_json import to_json
+from hpo.results import PHASES, Phase, Results
 from hpo.settings import command
-from hpo.space import plain
-from hpo.verdict import Row, compare, count, number, origin, score, summary, verdict, wrapped
+from hpo.verdict import Row, count, number, origin, score, summary, verdict, wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -139,6 +137,7 @@ def markdown(results: Results, links: Mapping[str, str]) -> str:
         f"# {results.name}", f"**{verdict(results)}**",
         "## Result", _table(_head(results), _rows(results), n_left=2), _reading(results),
         *_params(results), *_pictures(results, links), *_best_trials(results),
+        *_pruning(results),
         *_endings(results), *_costs(results), *_versions(results), *_repeat(results),
     ]
     return "\n\n".join(parts) + "\n"
@@ -239,6 +238,23 @@ def _best_trials(results: Results) -> list[str]:
             _table(["trial", results.metric, *names], rows)]
 
 
+def _pruning(results: Results) -> list[str]:
+    found = audit(results, int(results.settings.get("top_k") or 1))
+    if found is None:
+        return []
+    parts = ["## Was pruning right?", sentence(found)]
+    if found.rules:
+        rows = [[f"{rule.warmup} (used)" if rule.warmup == found.warmup else str(rule.warmup),
+                 f"{rule.n_pruned} of {rule.n_trials}", str(rule.n_false),
+                 f"{rule.saved_fraction:.0%}"] for rule in found.rules]
+        parts += ["What the median rule would have done with each warm-up, on the trials whose "
+                  "ends are known; one that was audited stands for as many pruned ones as it was "
+                  "drawn from.",
+                  _table(["--prune-warmup", "pruned", "of these better than the median left",
+                          "epochs saved"], rows, n_left=1)]
+    return parts
+
+
 def _endings(results: Results) -> list[str]:
     rows = [[phase, str(n), state, _code(kind), _code(_example(results.phase(phase), state, kind))]
             for phase in PHASES
@@ -309,65 +325,6 @@ def _repeat(results: Results) -> list[str]:
             "order in which trials end decides what the sampler has seen."]
 
 
-# JSON
-
-
-def to_json(results: Results) -> str:
-    """Return all of it as strict JSON: floats to their last digit, null for NaN and infinity."""
-    phases = {name: _phase_data(results, phase) for name, phase in results.phases.items()}
-    data = {
-        "name": results.name, "metric": results.metric, "test_metric": results.test_metric,
-        "direction": "maximize" if results.maximize else "minimize", "epochs": results.epochs,
-        "verdict": verdict(results),
-        "summary": [{**asdict(row), "val": _scores_data(row.val), "test": _scores_data(row.test)}
-                    for row in summary(results)],
-        "comparisons": [{**asdict(c), "outcome": c.outcome} for c in compare(results)],
-        **importance(results),
-        "phases": phases,
-        "candidates": [{**asdict(c), "val": _scores_data(c.val), "test": _scores_data(c.test)}
-                       for c in results.candidates],
-        "lr_range": asdict(results.sweep) if results.sweep else None,
-        "registry": list(results.registry), "settings": results.settings, "data": results.data,
-    }
-    return json.dumps(strict(data), allow_nan=False, indent=1, ensure_ascii=False)
-
-
-def _phase_data(results: Results, phase: Phase) -> dict[str, Any]:
-    return {
-        "study": phase.study, "n_trials": phase.n_trials, "n_planned": phase.n_planned,
-        "n_epochs": phase.n_epochs, "duration_s": phase.duration_s, "states": phase.states(),
-        "best_so_far": best_so_far(results, phase.name) if phase.name != "confirm" else [],
-        "trials": [_trial_data(trial) for trial in phase.trials],
-    }
-
-
-def _trial_data(trial: Trial) -> dict[str, Any]:
-    return {"number": trial.number, "state": trial.state, "value": trial.value,
-            "params": trial.params, "reason": trial.reason, "n_epochs": trial.n_epochs,
-            "curve": trial.curve, "started_at": trial.started_at, "ended_at": trial.ended_at,
-            "attrs": trial.attrs}
-
-
-def _scores_data(scores: Scores | None) -> dict[str, Any] | None:
-    if scores is None:
-        return None
-    return {"n": scores.n, "mean": scores.mean, "sd": scores.sd, "by_seed": scores.by_seed}
-
-
-def strict(value: Any) -> Any:
-    """Return a value as JSON can hold it exactly; what JSON does not know becomes its text."""
-    value = plain(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [strict(item) for item in value]
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
 # The dashboard's note
 
 
@@ -379,7 +336,7 @@ def note(db: Database, results: Results, home: Path, folder: Path | None = None)
     """
     from hpo import attachments
 
-    begun = [phase for phase in ("search", "grid", "lr-range", "confirm")
+    begun = [phase for phase in ("search", "grid", "random", "lr-range", "confirm")
              if phase in results.phases]
     if not begun:
         return

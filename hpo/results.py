@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
     pass
 
-PHASES = ("lr-range", "grid", "search", "confirm")
+PHASES = ("lr-range", "grid", "random", "search", "audit", "confirm")
 # What gets confirmed and registered, in the order of every table.
-SOURCES = ("search", "grid", "lr-range", "default")
+SOURCES = ("search", "grid", "random", "lr-range", "default")
+# Of these, what a run leaves out unless it is asked for.
+ON_REQUEST = ("random",)
 ENDED = ("COMPLETE", "PRUNED", "FAIL")
 
 

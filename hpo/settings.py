@@ -17,28 +17,30 @@ from typing import Any
 from hpo.errors import InputError
 from hpo.spec import PRUNERS, SAMPLERS, nearest
 
+RUN_PHASES = ("lr-range", "grid", "random", "search", "confirm")
+# Those of a run that is not told which: a random search is a baseline that costs as much again.
 PHASES = ("lr-range", "grid", "search", "confirm")
 DEFAULT_N_TRIALS = 20
 # What `hpo run` uses where neither a flag, a variable nor the module says anything.
 _DEFAULTS: dict[str, Any] = {
     "n_trials": DEFAULT_N_TRIALS, "sampler": "tpe", "pruner": "median", "prune_startup": 5,
     "seed": 0, "data_fraction": 1.0, "top_k": 3, "confirm_seeds": 3, "timeout_s": None,
-    "allow_duplicates": False,
+    "allow_duplicates": False, "audit_fraction": 0.05,
 }
 # A stored study refuses other values of these: its trials could not be compared.
 FIXED = ("epochs", "seed", "data_fraction")
 # What the database keeps of a run's settings: Optuna itself stores neither sampler nor pruner.
 STORED = (*FIXED, "n_trials", "sampler", "pruner", "prune_startup", "prune_warmup", "top_k",
-          "confirm_seeds", "allow_duplicates", "max_retries")
+          "confirm_seeds", "allow_duplicates", "max_retries", "n_random", "audit_fraction")
 # What a command that repeats a study names, in this order.
-REPEATED = ("n_trials", "epochs", "seed", "sampler", "pruner", "prune_startup", "prune_warmup",
-            "top_k", "confirm_seeds", "data_fraction", "max_retries", "allow_duplicates",
-            "data_dir")
+REPEATED = ("n_trials", "n_random", "epochs", "seed", "sampler", "pruner", "prune_startup",
+            "prune_warmup", "audit_fraction", "top_k", "confirm_seeds", "data_fraction",
+            "max_retries", "allow_duplicates", "data_dir")
 # Pruners that wait for no other trials, and refuse to be told how long.
 WITHOUT_STARTUP = ("asha", "hyperband", "none")
 # A run without the search says nothing about the search's own.
 OF_THE_SEARCH = ("n_trials", "sampler", "pruner", "prune_startup", "prune_warmup",
-                 "allow_duplicates")
+                 "allow_duplicates", "audit_fraction")
 # Where it keeps those of them that a flag or variable gave: these a later run goes on with.
 GIVEN = "given"
 
@@ -52,6 +54,7 @@ class Settings:
     home: Path
     storage: str
     n_trials: int | None = None
+    n_random: int | None = None
     workers: int | None = None
     devices: str = "auto"
     gpus_per_trial: int = 1
@@ -59,6 +62,7 @@ class Settings:
     pruner: str | None = None
     prune_startup: int | None = None
     prune_warmup: int | None = None
+    audit_fraction: float | None = None
     seed: int | None = None
     epochs: int | None = None
     timeout_s: float | None = None
@@ -122,7 +126,7 @@ class Settings:
     def order(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a worker needs to know of these settings, as JSON data."""
         names = ("epochs", "seed", "data_fraction", "sampler", "pruner", "prune_startup",
-                 "prune_warmup", "allow_duplicates", "max_retries", "top_k")
+                 "prune_warmup", "audit_fraction", "allow_duplicates", "max_retries", "top_k")
         return {"name": self.name, "module": self.study, "metric": spec["metric"],
                 "direction": spec["direction"], **{name: getattr(self, name) for name in names}}
 
@@ -188,20 +192,21 @@ def parse_phases(text: str | None, sampler: str | None) -> tuple[str, ...]:
         return ("grid",) if sampler == "grid" else PHASES
     asked = [part.strip() for part in text.split(",") if part.strip()]
     if not asked:
-        raise InputError(f"--phases names no phase; accepted are {', '.join(PHASES)}")
+        raise InputError(f"--phases names no phase; accepted are {', '.join(RUN_PHASES)}")
     for phase in asked:
-        if phase not in PHASES:
-            raise InputError(f"--phases: '{phase}' is no phase{nearest(phase, PHASES)} "
-                             f"(accepted are {', '.join(PHASES)})")
+        if phase not in RUN_PHASES:
+            raise InputError(f"--phases: '{phase}' is no phase{nearest(phase, RUN_PHASES)} "
+                             f"(accepted are {', '.join(RUN_PHASES)})")
     if sampler == "grid" and "search" in asked:
         raise InputError("--sampler grid is the phase grid and cannot draw for the phase search: "
                          "leave one out")
-    return tuple(phase for phase in PHASES if phase in asked)
+    return tuple(phase for phase in RUN_PHASES if phase in asked)
 
 
 def check(settings: Settings) -> None:
     """Raise InputError for the first flag that is out of its range."""
-    for what, low in (("n_trials", 1), ("workers", 1), ("gpus_per_trial", 1), ("epochs", 1),
+    for what, low in (("n_trials", 1), ("n_random", 1), ("workers", 1), ("gpus_per_trial", 1),
+                      ("epochs", 1),
                       ("prune_startup", 0), ("prune_warmup", 0), ("seed", 0), ("max_retries", 0),
                       ("max_failures", 0), ("top_k", 1),
                       ("confirm_seeds", 1)):
@@ -219,6 +224,9 @@ def check(settings: Settings) -> None:
     fraction = settings.data_fraction
     if fraction is not None and not 0 < fraction <= 1:
         raise InputError(f"--data-fraction must be above 0 and at most 1, got {fraction:g}")
+    audited = settings.audit_fraction
+    if audited is not None and not 0 <= audited <= 1:
+        raise InputError(f"--audit-fraction must be from 0 to 1, got {audited:g}")
     for what, value, known in (("sampler", settings.sampler, SAMPLERS),
                                ("pruner", settings.pruner, PRUNERS)):
         if value is not None and value not in known:

@@ -88,9 +88,12 @@ class TrialStates:
         self._history = {int(epoch): dict(metrics) for epoch, metrics in state["history"]}
         return trainer, dict(self._history)
 
-    def after(self, epoch: int, metrics: Mapping[str, float], trainer: Trainer) -> None:
-        """Take in an epoch that the trial has trained, and have its state written if it is due."""
+    def take_in(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Take in an epoch that the trial has trained: it belongs to each later state."""
         self._history[epoch] = dict(metrics)
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """Have the state of the last epoch written if it is due."""
         now = time.monotonic()
         due_s = max(_LEAST_S, self._cost_s / _MOST_FRACTION)
         is_over = trainer.next_epoch >= trainer.run.epochs

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import InputError, NoResult
 from hpo.queue import phase_of, study_of
 from hpo.read_results import read_phase
-from hpo.settings import PHASES, Settings
+from hpo.results import PHASES
+from hpo.settings import Settings
 from hpo.space import space_from_json
 
 if TYPE_CHECKING:

@@ -18,7 +18,15 @@ from hpo.drive import Ending, Goal, drive, failure
 from hpo.errors import HpoError
 from hpo.kept import Checkpoints
 from hpo.leftovers import Leftovers, Trim
-from hpo.queue import MICRO_BATCH, back_after, end_to_json, owner_token, phase_of
+from hpo.queue import (
+    AUDITED,
+    MICRO_BATCH,
+    back_after,
+    end_to_json,
+    is_audited,
+    owner_token,
+    phase_of,
+)
 from hpo.ranks import Ranks
 from hpo.search import BLIND, draw, make_pruner, make_sampler
 from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
@@ -34,6 +42,10 @@ if TYPE_CHECKING:
 
     from storage.ending import TrialEnd
     from storage.ticket import Claim, Ticket
+
+# Added to the study's seed.
+RANDOM_SEED = 1_000_003
+
 
 class Tasks:
     """A worker's open database and studies, and the way each kind of ticket is done."""
@@ -103,8 +115,12 @@ class Tasks:
         if ticket.params is not None:
             params = params_from_json(ticket.params)
         else:
+            # Random search draws other params than a sampler does before it has learnt anything.
+            name, seed = ("random", order["seed"] + RANDOM_SEED) if phase_of(
+                ticket.study) == "random" else (order["sampler"], order["seed"])
+
             def sampler_of(i: int) -> Any:
-                return make_sampler(order["sampler"], space, order["seed"], ticket.idx, i)
+                return make_sampler(name, space, seed, ticket.idx, i)
 
             params = draw(study, self.db.studies.known_trial(trial_id), space, sampler_of,
                           self._reserve(ticket))
@@ -148,7 +164,11 @@ class Tasks:
             if ending.text:
                 print(ending.text, flush=True)
             displaced: list[str] = []
-            if ending.state == "COMPLETE" and attempt.trainer is not None:
+            if self._is_audited(ticket, ending):
+                ending.attrs[AUDITED] = params_to_json(params or {})
+                attempt.goes_back()
+            if ending.state == "COMPLETE" and attempt.trainer is not None and (
+                    phase_of(ticket.study) != "audit"):
                 displaced = self._keep_checkpoint(claim, ending, attempt.save)
         took = time.monotonic() - started
         if fault := self.logs.news():
@@ -163,11 +183,13 @@ class Tasks:
         assert trial_id is not None and number is not None
         prunes = phase_of(ticket.study) == "search" and self.order["pruner"] != "none"
         is_ours = True
-        last, last_metrics = -1, {}
+        last = -1
 
         def report(epoch: int, value: float, metrics: dict[str, float]) -> None:
-            nonlocal is_ours, last, last_metrics
-            last, last_metrics = epoch, metrics
+            nonlocal is_ours, last
+            last = epoch
+            if not attempt.is_taken_over(epoch):
+                attempt.take_in(epoch, metrics)
             if not self.db.report(trial_id, ticket.study, number, epoch, value, metrics):
                 # Somebody has ended this trial; the next question, whether to stop, is yes.
                 is_ours = False
@@ -179,7 +201,7 @@ class Tasks:
                 return True
             if attempt.is_taken_over(last):
                 return self.stop.is_set()
-            attempt.after(last, last_metrics)
+            attempt.after_epoch()
             # What is trained to its end is a result.
             if not self.stop.is_set() or attempt.is_last(last):
                 return False
@@ -240,7 +262,7 @@ class Tasks:
         def told(is_ours: bool) -> None:
             self.db.studies.drop_lease(ticket.id)
             self._tell_end(claim, ending, took, is_ours, back is not None)
-            if is_ours and back is None:
+            if is_ours and back is None and AUDITED not in ending.attrs:
                 attempt.is_over()
             # Not before this trial's end is stored: else a crash now would lose both.
             for old in displaced if is_ours else ():
@@ -259,6 +281,12 @@ class Tasks:
             self.turns.end_beside(end, told)
         else:
             self.turns.end(end, told, last=False)
+
+    def _is_audited(self, ticket: Ticket, ending: Ending) -> bool:
+        """Return whether a trial that was pruned goes on beside the search."""
+        return (ending.state == "PRUNED" and ending.kind.startswith(self.order["pruner"])
+                and phase_of(ticket.study) == "search"
+                and is_audited(self.order["seed"], ticket.idx, self.order["audit_fraction"]))
 
     def _is_blind(self, ticket: Ticket) -> bool:
         """Return whether the next trial's params do not depend on how this one ended."""

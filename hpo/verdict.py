@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpo.results import SOURCES, Candidate, Results, Scores, best_so_far
+from hpo.results import ON_REQUEST, SOURCES, Candidate, Results, Scores, best_so_far
 
-LABELS = {"search": "search", "grid": "grid", "lr-range": "LR range", "default": "defaults"}
-_NAMES = {"grid": "the grid", "lr-range": "the LR-range pick", "default": "the defaults"}
+LABELS = {"search": "search", "grid": "grid", "random": "random", "lr-range": "LR range",
+          "default": "defaults"}
+_NAMES = {"grid": "the grid", "random": "random search", "lr-range": "the LR-range pick",
+          "default": "the defaults"}
 # Two-sided; the usual 95 % interval of a difference then leaves out zero.
 _ALPHA = 0.05
 
@@ -78,8 +80,9 @@ class Comparison:
 
 
 def summary(results: Results) -> list[Row]:
-    """Return one row for each of search, grid, LR range and defaults, in this order."""
-    return [_row(results, source) for source in SOURCES]
+    """Return one row for each source, in their order; one on request only where it was run."""
+    return [_row(results, source) for source in SOURCES
+            if source not in ON_REQUEST or results.phases.get(source)]
 
 
 def _row(results: Results, source: str) -> Row:
@@ -344,7 +347,8 @@ def _cost(results: Results) -> str:
 
 
 def _missing(results: Results, found: list[Comparison]) -> str:
-    missing = [s for s in SOURCES[1:] if s not in {c.source for c in found}]
+    missing = [row.source for row in summary(results)[1:]
+               if row.source not in {c.source for c in found}]
     said = []
     if "lr-range" in missing and results.no_pick:
         missing.remove("lr-range")

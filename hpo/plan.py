@@ -1,0 +1,62 @@
+"""What each phase of a run will train at most: said before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpo.settings import Settings
+from hpo.space import n_params_sets, space_from_json
+
+
+def n_search(settings: Settings, spec: Mapping[str, Any]) -> int:
+    """Return how many search trials there will be: all asked for, or all that a space holds."""
+    n, total = int(settings.n_trials or 0), n_params_sets(space_from_json(spec["space"]))
+    return n if total is None or settings.allow_duplicates else min(n, total)
+
+
+def n_random(settings: Settings, spec: Mapping[str, Any]) -> int:
+    """Return how many trials of random search there will be, by itself as many as of the search.
+    """
+    n = int(settings.n_random or settings.n_trials or 0)
+    total = n_params_sets(space_from_json(spec["space"]))
+    return n if total is None or settings.allow_duplicates else min(n, total)
+
+
+def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None) -> list[Planned]:
+    """Return what each phase will train at most, in order."""
+    epochs = int(course_settings.epochs or 0)
+    n = n_search(course_settings, spec)
+    n_candidates = (int(course_settings.top_k or 1) + 1 + bool(n_cells) + spec["has_lr_range"]
+                    + ("random" in course_settings.phases))
+    drawn = n_random(course_settings, spec)
+    then = ", then the test split once" if spec["has_build"] else ""
+    n_confirm = n_candidates * int(course_settings.confirm_seeds or 1)
+    pruning = "" if course_settings.pruner == "none" else f", {course_settings.pruner} pruning"
+    rows = {
+        "lr-range": Planned("lr-range", 1, epochs + 1, "a sweep of one epoch, then a trial")
+        if spec["has_lr_range"] else None,
+        "grid": Planned("grid", n_cells, n_cells * epochs, "no pruning") if n_cells else None,
+        "random": Planned("random", drawn, drawn * epochs, "random search, no pruning"),
+        "search": Planned("search", n, n * epochs, f"{course_settings.sampler}{pruning}"),
+        "confirm": Planned("confirm", n_confirm, n_confirm * epochs,
+                           f"at most {n_candidates} candidates on "
+                           f"{course_settings.confirm_seeds} fresh seeds each{then}"),
+    }
+    return [row for phase in course_settings.phases if (row := rows[phase]) is not None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a phase will train: trials, and epochs at most."""
+
+    phase: str
+    n_trials: int
+    n_epochs: int
+    how: str
+
+    def text(self) -> str:
+        """Return it as one line."""
+        trials = f"{self.n_trials} trial{'s' if self.n_trials != 1 else ''}"
+        return f"  {self.phase:<9} {trials:>10}, at most {self.n_epochs} epochs ({self.how})"
