@@ -1,4 +1,4 @@
-"""What one `hpo run` does: lr-range, grid, search, confirm, register.
+"""What one `hpo run` does: lr-range, grid, random, search, audit, confirm, register.
 
 Each phase writes its tickets, if they are not there yet, and waits until the workers have ended
 them; so a second run, or one after a crash, does only what is missing.

@@ -284,9 +284,10 @@ class Tasks:
 
     def _is_audited(self, ticket: Ticket, ending: Ending) -> bool:
         """Return whether a trial that was pruned goes on beside the search."""
-        return (ending.state == "PRUNED" and ending.kind.startswith(self.order["pruner"])
+        fraction = self.order.get("audit_fraction") or 0.0
+        return (ending.state == "PRUNED" and ending.reason.startswith(self.order["pruner"])
                 and phase_of(ticket.study) == "search"
-                and is_audited(self.order["seed"], ticket.idx, self.order["audit_fraction"]))
+                and is_audited(self.order["seed"], ticket.idx, fraction))
 
     def _is_blind(self, ticket: Ticket) -> bool:
         """Return whether the next trial's params do not depend on how this one ended."""

@@ -44,7 +44,7 @@ def test_the_trial_of_the_named_phase_is_exported_and_its_files_are_what_is_scor
         assert sum(p.numel() for p in load_export(tmp_path / f"out{number}").parameters()) > 1000
     for phase, trial, said in (("search", 0, "the phase search of study 's' has 0 trials"),
                                ("grid", 9, "the phase grid of study 's' has 2 trials"),
-                               ("gird", 0, "accepted are lr-range, grid, search, confirm; did")):
+                               ("gird", 0, "random, search, audit, confirm; did you mean 'grid'")):
         done = hpo(tmp_path, "export", "--study", "s", "--to", "no", "--phase", phase, "--trial",
                    trial, code=2)
         assert said in done.stderr and not (tmp_path / "no").exists()
@@ -64,4 +64,4 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_read(tmp_pat
     done = hpo(tmp_path, "export", "--study", "s", "--to", "file/out", code=2)
     assert done.stderr.startswith("hpo: --to file/out: ") and len(done.stderr.splitlines()) == 1
     done = hpo(tmp_path, "export", "--study", "s", "--to", "out", "--phase", "nope", code=2)
-    assert "accepted are search, grid, lr-range, default" in done.stderr
+    assert "accepted are search, grid, random, lr-range, default" in done.stderr

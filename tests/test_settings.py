@@ -128,7 +128,8 @@ def test_a_study_s_command_says_all_that_its_numbers_depend_on(tmp_path: Path) -
                      max_retries=0).resolved(MODULE, None)
     assert command("cifar", "second try", asked.stored()) == (
         "hpo run --study cifar --name 'second try' --n-trials 7 --epochs 8 --seed 0 --sampler tpe "
-        "--pruner median --prune-startup 5 --prune-warmup 2 --top-k 3 --confirm-seeds 3 "
+        "--pruner median --prune-startup 5 --prune-warmup 2 --audit-fraction 0.05 --top-k 3 "
+        "--confirm-seeds 3 "
         f"--data-fraction 1.0 --max-retries 0 --allow-duplicates --data-dir '{images}'")
 
 
@@ -204,7 +205,7 @@ def test_an_unknown_phase_lists_the_known_ones(text: str, said: str) -> None:
     with pytest.raises(InputError) as raised:
         parse_phases(text, None)
     assert said in str(raised.value)
-    assert "lr-range, grid, search, confirm" in str(raised.value)
+    assert "lr-range, grid, random, search, confirm" in str(raised.value)
 
 
 def test_home_is_the_flag_then_the_variable_then_the_working_directory(

@@ -153,7 +153,7 @@ def test_an_unknown_trial_is_told_the_range_of_those_there_are(home: Path) -> No
         ("grid/2", "trial grid/2: the grid of study 's' has trials 0 to 1"),
         ("lr-range/1", "trial lr-range/1: the lr-range of study 's' has trial 0 alone"),
         ("gird/1", "trial 'gird/1': 'gird' is no phase; did you mean 'grid'? (accepted are "
-                   "lr-range, grid, search, confirm)"),
+                   "lr-range, grid, random, search, audit, confirm)"),
         ("one", "trial 'one': 'one' is no number; write 7 for a trial of the search, or grid/3 "
                 "with another phase's name"),
     ):
