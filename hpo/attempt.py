@@ -97,7 +97,8 @@ class Attempt:
 
         if not self._goes_on:
             return self._ranks.watched(make().epochs())
-        trainer, earlier = states.resume(make)
+        with self._ranks.watching():
+            trainer, earlier = states.resume(make)
         return self._behind(earlier, _numbered(trainer, self._ranks))
 
     def _behind(self, earlier: Mapping[int, Metrics], source: Iterator[Any]) -> Iterator[Any]:

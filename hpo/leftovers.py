@@ -135,9 +135,9 @@ def _empty_device_cache() -> None:
 def _offspring() -> set[int]:
     """Return the children of this process, and of the server that forks for it, but no servers."""
     servers = _servers()
-    found = _children(os.getpid())
+    found = children(os.getpid())
     for server in servers:
-        found |= _children(server)
+        found |= children(server)
     return found - servers
 
 
@@ -150,7 +150,7 @@ def _servers() -> set[int]:
     return {pid for pid in (server._forkserver_pid, tracker._pid) if pid is not None}
 
 
-def _children(pid: int) -> set[int]:
+def children(pid: int) -> set[int]:
     """Return the children of a process, by whichever of its threads they were started."""
     found: set[int] = set()
     with suppress(OSError):

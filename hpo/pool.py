@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from hpo.channel import LineBuffer
 from hpo.devices import Slot
 from hpo.errors import HpoError, InputError
 from hpo.guard import Guard
+from hpo.leftovers import children
 from hpo.worker import STOP_GRACE_S
 
 # The child takes over the parent's import path before it imports anything of ours; -P keeps a
@@ -294,9 +296,13 @@ class Pool:
         for member in self.members.values():
             if member.process.pid == pid and member.why is None:
                 member.why = why
-                # All that it has started, since one of several ranks may be the stuck one.
-                os.killpg(pid, signal.SIGUSR1)
+                os.kill(pid, signal.SIGUSR1)
                 time.sleep(_STACK_S)
+                # Then those that it has started: one of several ranks may be the stuck one.
+                for child in children(pid):
+                    with suppress(OSError):
+                        os.kill(child, signal.SIGUSR1)
+                    time.sleep(_STACK_S)
                 _kill_group(pid)
 
     def kill(self) -> None:

@@ -23,10 +23,13 @@ from hpo import causes, discover, trial_log
 from hpo.attempt import make_run
 from hpo.channel import Channel, LineBuffer
 from hpo.drive import is_out_of_memory
+from hpo.errors import HpoError
+from hpo.leftovers import give_memory_back
 from hpo.ranks import join_group
 from hpo.seeding import seed_all
 from hpo.space import params_from_json
 from hpo.spec import StudySpec
+from hpo.versions import source_digest
 
 if TYPE_CHECKING:
     from hpo.train.loop import Trainer
@@ -67,10 +70,15 @@ def main() -> int:
     seed_all(0)
     try:
         spec = discover.load(os.environ["HPO_WORKER_STUDY"])
-        join_group(rank, n, device, str(Path(os.environ["HPO_RANKS_STORE"]).parent))
+        if spec.build is not None:
+            # While rank 0 does.
+            import hpo.train.loop  # noqa: F401
+        channel.send("ready", source=source_digest(spec.build))
+        join_group(rank, n, device, int(commands.inbox.get()["port"]))
         _follow(spec, commands, rank, n)
     except BaseException as error:
-        channel.send("failed", said=causes.said(error), text=traceback.format_exc(),
+        text = "" if isinstance(error, HpoError) else traceback.format_exc()
+        channel.send("failed", said=str(error) if not text else causes.said(error), text=text,
                      is_oom=any(map(is_out_of_memory, causes.chain(error))))
         # Not in order: a thread of the group may wait for ranks that have gone.
         sys.stderr.flush()
@@ -129,6 +137,7 @@ def _free() -> None:
     import torch
 
     gc.collect()
+    give_memory_back()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -35,6 +33,8 @@ _CHILD = ("import json, os, sys; sys.path[:] = json.loads(os.environ.pop('HPO_SY
 TIMEOUT = timedelta(hours=2)
 # What another rank says of its failure is here within this time, once this one is cut off by it.
 _TOLD_S = 2.0
+# To import torch and the study's module.
+_START_S = 600.0
 # A rank that is told to end has this long; so has this process to leave what a lost rank broke.
 _END_S = 2.0
 # The worker's exit code when it has lost a rank: its trial is then one of a lost worker.
@@ -47,13 +47,16 @@ class Ranks:
     With one device there are none, and nothing here costs a trial anything.
     """
 
-    def __init__(self, study: str, n: int, device: str) -> None:
+    def __init__(self, study: str, n: int, device: str, source: str | None = None) -> None:
         self._study, self.n, self._device = study, n, device
+        # The digest of the study's module as this process has loaded it.
+        self._source = source
+        # And as the others have, once they are ready.
+        self._ready: dict[int, str | None] = {}
         # Where another rank is to write where it is, when that is asked of a worker that is stuck.
         self.log: Path | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._folder: Path | None = None
-        self._joined = False
+        self._joining = self._joined = self._aborted = False
         # Whose process told what, or None of one that said nothing; the first of them.
         self._fault: tuple[int, dict[str, Any] | None] | None = None
         self._faulty = threading.Event()
@@ -63,13 +66,12 @@ class Ranks:
         """Start the processes; they load torch while this one does."""
         if self.n == 1:
             return
-        self._folder = Path(tempfile.mkdtemp(prefix="hpo-ranks-"))
         for rank in range(1, self.n):
             reader, writer = os.pipe()
             env = {**os.environ, "HPO_SYS_PATH": json.dumps(sys.path),
                    "HPO_WORKER_STUDY": self._study, "HPO_WORKER_DEVICE": self._device,
                    "HPO_WORKER_EVENTS": str(writer), "HPO_RANK": str(rank),
-                   "HPO_RANKS": str(self.n), "HPO_RANKS_STORE": str(self._folder / "store")}
+                   "HPO_RANKS": str(self.n)}
             # In this process's group, so that what ends the worker at once ends them.
             process = subprocess.Popen([sys.executable, "-P", "-c", _CHILD], env=env,
                                        stdin=subprocess.PIPE, pass_fds=(writer,))
@@ -83,15 +85,44 @@ class Ranks:
         return {process.pid for process in self._processes}
 
     def join(self) -> None:
-        """Begin to work together, with new processes where one was lost; waits for them."""
+        """Begin to work together, with new processes where one was lost; waits for them.
+
+        Raises:
+            HpoError: if another rank cannot begin.
+        """
         if self.n == 1 or self._joined and not self._faulty.is_set():
             return
         if self._joined or self._faulty.is_set():
             self.close()
         if not self._processes:
             self.start()
-        join_group(0, self.n, self._device, str(self._folder))
-        self._joined = True
+        self._await_ready()
+        store = _store(self.n)
+        self._tell("join", port=store.port)
+        self._joining = True
+        join_group(0, self.n, self._device, store)
+        self._joining, self._joined = False, True
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while len(self._ready) < self.n - 1 and not self._faulty.wait(0.01):
+            if time.monotonic() > deadline:
+                break
+        if len(self._ready) < self.n - 1:
+            rank, told = self._fault or (0, None)
+            self.close()
+            if told is not None and told["text"]:
+                print(f"rank {rank}:\n{told['text']}", flush=True)
+            raise HpoError(f"rank {rank} of a trial's {self.n} processes did not begin: "
+                           f"{told['said'] if told else 'it ended'}" if rank else
+                           f"the processes of a trial did not begin within {_START_S:.0f} s")
+        if self._source is not None and any(
+                digest != self._source for digest in self._ready.values()):
+            # They would train another recipe than this process; a new worker loads the new one.
+            print("the study's module was edited: this worker ends, a new one loads it",
+                  flush=True)
+            self.close()
+            os._exit(EXIT_RANK_LOST)
 
     def begin(
         self, order: Mapping[str, Any], seed: int, folder: Path, params: Mapping[str, Any],
@@ -103,7 +134,9 @@ class Ranks:
         if self.n == 1:
             return ALONE
         self.join()
-        self._tell("begin", order=dict(order), seed=seed, folder=str(folder),
+        known = {name: order[name] for name in ("epochs", "data_dir", "device", "data_fraction",
+                                                "n_devices")}
+        self._tell("begin", order=known, seed=seed, folder=str(folder),
                    params=params_to_json(dict(params)), micro_batch_size=micro_batch_size,
                    log=None if self.log is None else str(self.log))
         return Team(0, self.n, self._tell)
@@ -127,7 +160,9 @@ class Ranks:
         with open(reader, "rb", buffering=0) as pipe:
             while data := pipe.read(1 << 16):
                 for event in lines.feed(data):
-                    if event["event"] == "failed":
+                    if event["event"] == "ready":
+                        self._ready[rank] = event["source"]
+                    elif event["event"] == "failed":
                         fault = event
                         self._broken(rank, fault, faulty)
         if fault is None:
@@ -138,10 +173,15 @@ class Ranks:
             return
         self._fault = (rank, fault)
         faulty.set()
+        if self._joining:
+            # This process waits for that one, and nothing wakes it.
+            print(f"rank {rank} is gone before it began, and with it the worker", flush=True)
+            os._exit(EXIT_RANK_LOST)
         if self._device == "cuda":
             # NCCL waits for a lost rank without end.
             time.sleep(_END_S)
             if faulty is self._faulty and not self._leaving:
+                self._aborted = True
                 _abort_group()
 
     @contextmanager
@@ -157,9 +197,12 @@ class Ranks:
         try:
             yield
             if self._faulty.is_set():
-                raise RuntimeError("another rank has failed")
+                raise RuntimeError("gloo or NCCL: another rank has failed")
         except Exception as error:
-            caused = _is_of_group(error) and self._faulty.wait(_TOLD_S)
+            from hpo.train.team import is_of_team
+
+            caused = (self._aborted or is_of_team(error)) and not isinstance(
+                error, HpoError) and self._faulty.wait(_TOLD_S)
             fault = self._fault if caused else None
             self.close()
             if fault is None:
@@ -196,6 +239,9 @@ class Ranks:
         """End the other ranks."""
         self._leaving = True
         if self._joined:
+            # A group that a lost rank has broken may never be left in order.
+            if self._device == "cuda" and self._faulty.is_set() and not self._aborted:
+                _abort_group()
             _leave_group()
         for process in self._processes:
             assert process.stdin is not None
@@ -208,14 +254,24 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._processes, self._folder, self._joined = [], None, False
+        self._processes, self._ready = [], {}
+        self._joining = self._joined = self._aborted = False
         self._fault, self._faulty, self._leaving = None, threading.Event(), False
 
 
-def join_group(rank: int, n: int, device: str, folder: str) -> None:
-    """Join the process group of a worker's ranks: NCCL between GPUs, gloo on the CPU."""
+def _store(n: int, port: int = 0) -> Any:
+    """Return the store by which ranks find each other; without a port, that of rank 0."""
+    import torch.distributed as dist
+
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        "127.0.0.1", port, n, is_master=port == 0, wait_for_workers=False, timeout=TIMEOUT)
+
+
+def join_group(rank: int, n: int, device: str, store: Any) -> None:
+    """Join the process group of a worker's ranks: NCCL between GPUs, gloo on the CPU.
+
+    `store` is rank 0's, or its port.
+    """
     import torch
     import torch.distributed as dist
 
@@ -225,9 +281,7 @@ def join_group(rank: int, n: int, device: str, folder: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl"
-    store = dist.FileStore(  # pyright: ignore[reportPrivateImportUsage]
-        str(Path(folder, "store")), n)
-    dist.init_process_group(backend, store=store,
+    dist.init_process_group(backend, store=_store(n, store) if isinstance(store, int) else store,
                             rank=rank, world_size=n, timeout=TIMEOUT)
 
 
@@ -244,10 +298,3 @@ def _abort_group() -> None:
 
     with suppress(RuntimeError, ValueError):
         c10d._abort_process_group()  # pyright: ignore[reportPrivateUsage]
-
-
-def _is_of_group(error: BaseException) -> bool:
-    """Return whether an error may be what a rank sees when another has failed."""
-    said = f"{type(error).__name__} {error}".lower()
-    return not isinstance(error, HpoError) and any(
-        word in said for word in ("gloo", "nccl", "disterror", "distbackend", "another rank"))

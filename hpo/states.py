@@ -69,6 +69,7 @@ class TrialStates:
         broken one passed over; without any, the trainer begins at the first epoch.
         """
         from hpo.train.resume import read_state
+        from hpo.train.team import is_of_team
 
         trainer = make()
         state = read_state(self._folder)
@@ -80,6 +81,9 @@ class TrialStates:
                 raise DataError("the study's module has changed")
             trainer.load_state_dict(state)
         except (DataError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            if not isinstance(error, DataError) and is_of_team(error):
+                # No fault of the state's: another rank is gone.
+                raise
             self._say(f"its training state is not used, {error}: it begins at its first epoch")
             # Some of the state may be in this one.
             trainer.close()

@@ -140,6 +140,8 @@ class Tasks:
     def _trial(self, claim: Claim) -> bool:
         ticket, trial_id, number = claim.ticket, claim.trial_id, claim.number
         assert trial_id is not None and number is not None
+        # Before the parent hears of a trial: to start ranks anew is not a part of its epochs.
+        self._ranks.join()
         began_at, started = datetime.now(UTC), time.monotonic()
         params: dict[str, Any] | None = None
         attempt = Attempt(self.spec, self.order, self.db, claim, self.kept, self.states,

@@ -23,6 +23,7 @@ from hpo.errors import HpoError
 from hpo.ranks import Ranks
 from hpo.seeding import seed_all
 from hpo.stop import Stop
+from hpo.versions import source_digest
 
 if TYPE_CHECKING:
     from hpo.tasks import Tasks
@@ -199,7 +200,8 @@ def main() -> int:
         return 0
     n_devices = int(os.environ["HPO_WORKER_N_DEVICES"])
     # A loop of the user's own sees all devices, and starts what it needs.
-    ranks = Ranks(study, n_devices if spec.objective is None else 1, device)
+    ranks = Ranks(study, n_devices if spec.objective is None else 1, device,
+                  source_digest(spec.build))
     ranks.start()
     try:
         if spec.build is not None:

@@ -17,10 +17,14 @@ from hpo.errors import DataError, InputError
 from hpo.ranks import Ranks
 from hpo.seeding import seed_all
 from hpo.spec import Run, StudySpec
-from hpo.train import SGD, Recipe, SimpleCNN, checkpoint, tensors
+from hpo.train import SGD, Recipe, SimpleCNN, checkpoint, datasets, tensors
+from hpo.train.joint import own_seed, seed_datasets
+from hpo.train.loaded import load
 from hpo.train.loop import Trainer
-from hpo.train.scoring import evaluate
-from hpo.train.team import Team, n_parts
+from hpo.train.scoring import evaluate, make_model
+from hpo.train.shares import n_parts
+from hpo.train.team import Team
+from hpo.versions import source_digest
 
 MODULE = '''
 """What a team is tried on; `case` names it."""
@@ -73,6 +77,16 @@ class Tied(nn.Module):
     def forward(self, x):
         return nn.functional.linear(self.one(x.flatten(1)), self.two.weight, self.two.bias)
 
+class Words(nn.Module):
+    """Takes whole numbers below 10 and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.table(x.long()).mean(1))
+
 X = torch.randn(144, 64, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(144) % 10
 MLP_ = MLP(hidden=32, norm="layer")
@@ -87,6 +101,10 @@ CASES = {
     "l1": {"optimizer": AdamW(lr=1e-2, l1=1e-3)},
     "again": {"model": Again},
     "tied": {"model": Tied}, "overflow": {"model": Overflowing, "precision": "fp16"},
+    "words": {"model": Words, "data": tensors(torch.randint(0, 10, (144, 5)).float(), Y)},
+    # The gradient of the convolution's bias is rounding alone.
+    "conv_in": {"model": nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8), nn.Flatten(),
+                                       nn.Linear(288, 10))},
     "sized": {"model": nn.Linear(64, 10), "data": tensors(X, Y, val_fraction=0.3)},
     "unused": {"model": OneHead},
     "recomputed": {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.LayerNorm(32),
@@ -120,7 +138,7 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         seed_all(0)
         self.spec: StudySpec = discover.load("team_cases")
-        self.ranks = Ranks("team_cases", 2, "cpu")
+        self.ranks = Ranks("team_cases", 2, "cpu", source_digest(self.spec.build))
         self.folder = folder
 
     def trainer(self, case: str, sharding: str = "none", *, n: int = 2, epochs: int = 2,
@@ -173,7 +191,7 @@ def farthest(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> floa
 SHARDINGS = pytest.mark.parametrize("sharding", ["none", "fsdp"])
 SAME = ["mlp", "cnn", "odd", "accumulated", "clip_norm", "clip_value", "clip_adaptive", "ema",
         "l1", "unused", "recomputed", "again", "vit", "compiled", "sgd", "adam", "amsgrad",
-        "adamw", "rmsprop", "adagrad", "adadelta", "lamb", "muon"]
+        "adamw", "rmsprop", "adagrad", "adadelta", "lamb", "muon", "words", "conv_in"]
 
 
 @SHARDINGS
@@ -184,7 +202,7 @@ def test_two_processes_train_what_one_does(pair: Pair, case: str, sharding: str)
     two, theirs = pair.train(case, sharding)
     assert differ(two, one) < 1e-6
     # Adam moves a weight without a gradient by the sign of its rounding: a key's bias in the ViT.
-    assert case == "vit" or farthest(weights, theirs) < 2e-5
+    assert case in ("vit", "conv_in") or farthest(weights, theirs) < 2e-5
 
 
 @SHARDINGS
@@ -203,10 +221,11 @@ def test_both_ranks_leave_out_a_step_that_overflows_on_one(pair: Pair, sharding:
     one, weights = pair.train("overflow", n=1)
     trainer = pair.trainer("overflow", sharding)
     two = list(pair.ranks.watched(trainer.epochs()))
+    trainer.team.tell("weights")
+    theirs = trainer.weights()
     assert trainer.update.n_skipped == 1
     assert differ(two, one) < 1e-3
-    trainer.team.tell("weights")
-    assert farthest(weights, trainer.weights()) < 1e-3
+    assert farthest(weights, theirs) < 1e-3
 
 
 @SHARDINGS
@@ -221,8 +240,9 @@ def test_a_resumed_trial_ends_at_the_same_numbers(pair: Pair, case: str, shardin
     second.load_state_dict(state)
     ended = list(pair.ranks.watched(second.epochs()))
     second.team.tell("weights")
+    theirs = second.weights()
     assert [strip(m) for m in [*begun, *ended]] == [strip(m) for m in whole]
-    assert farthest(weights, second.weights()) == 0.0
+    assert farthest(weights, theirs) == 0.0
 
 
 def strip(metrics: dict[str, float]) -> dict[str, float]:
@@ -237,9 +257,40 @@ def test_the_state_of_one_process_is_not_taken_by_two(pair: Pair) -> None:
 
 def test_ranks_draw_dropout_and_crops_of_their_own(pair: Pair) -> None:
     trainer = pair.trainer("noisy")
-    draws = trainer.state_dict()["draws"]
-    assert not torch.equal(draws[0]["torch"][0], draws[1]["torch"][0])
-    assert not torch.equal(draws[0]["augment"], draws[1]["augment"])
+    drawn = []
+    for draws in trainer.state_dict()["draws"]:
+        for state in (draws["torch"][0], draws["augment"]):
+            generator = torch.Generator()
+            generator.set_state(state)
+            drawn += torch.rand(20, generator=generator).tolist()
+    assert len(set(drawn)) == 80
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Rows that torch draws at random."""
+
+    targets = [i % 10 for i in range(60)]
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(8), i % 10
+
+
+def test_each_rank_s_dataset_draws_for_itself(tmp_path: Path) -> None:
+    """In loader processes, whose seed is otherwise the same on all ranks."""
+    run = Run(epochs=1, seed=0, device="cpu", dir=tmp_path)
+    recipe = Recipe(data=datasets(Drawing(), val=Drawing()), model=nn.Linear(8, 10),
+                    optimizer=SGD(lr=0.1), n_loader_workers=1)
+    drawn = []
+    for rank in range(2):
+        data = load(recipe, run, torch.device("cpu"))
+        if rank:
+            seed_datasets(data, own_seed(run.seed, rank))
+        drawn.append(next(iter(data.train.batches(torch.arange(10), 10, 1)))[0])
+        data.close()
+    assert not set(drawn[0].flatten().tolist()) & set(drawn[1].flatten().tolist())
 
 
 def test_a_batch_norm_on_a_cpu_is_over_the_rows_of_each_rank(pair: Pair) -> None:
@@ -269,9 +320,10 @@ def test_each_validation_row_is_scored_once(pair: Pair, size: int) -> None:
     """Ranks whose weights are in parts must call the model equally often, whatever the rows."""
     trainer = pair.trainer("sized", "fsdp", micro=size)
     found = trainer.epoch()
-    alone = pair.trainer("sized", n=1)
     trainer.team.tell("weights")
-    alone.model.load_state_dict(trainer.weights())
+    weights = trainer.weights()
+    alone = pair.trainer("sized", n=1)
+    alone.model.load_state_dict(weights)
     loss, n_right = evaluate(alone.model, alone.data, alone.data.val, alone.recipe)
     assert found["val_loss"] == pytest.approx(float(loss) / len(alone.data.val), rel=1e-6)
     assert found["val_accuracy"] == float(n_right) / len(alone.data.val)
@@ -296,6 +348,21 @@ def test_all_ranks_train_a_batch_in_as_many_parts(
     n_rows: int, n_ranks: int, micro: int, batch_norm: bool, parts: int
 ) -> None:
     assert n_parts(n_rows, n_ranks, micro, batch_norm) == parts
+
+
+def test_a_synced_norm_is_the_one_that_is_computed_again(tmp_path: Path) -> None:
+    """As CUDA has it: in evaluation a row's scores do not depend on the others."""
+    run = Run(epochs=1, seed=0, device="cpu", dir=tmp_path)
+    recipe = Recipe(data=tensors(torch.randn(32, 1, 8, 8), torch.arange(32) % 4),
+                    model=SimpleCNN(hidden=8), optimizer=SGD(lr=0.1), checkpoint_activations=True)
+    cpu = torch.device("cpu")
+    data = load(recipe, run, cpu)
+    model = make_model(recipe, data, cpu, synced=True).eval()
+    norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    assert norms and all(isinstance(part, nn.SyncBatchNorm) for part in norms)
+    rows = torch.randn(8, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.allclose(model(rows)[:4], model(rows[:4]), atol=1e-6)
 
 
 def one_of_two(tmp_path: Path, recipe: dict[str, Any], n_rows: int = 64) -> Trainer:

@@ -94,6 +94,9 @@ class Head:
             yield images[:left], labels[:left]
             left -= len(labels)
 
+    def reseed(self, seed: int) -> None:
+        """Do nothing: what it is a part of does that."""
+
     def close(self) -> None:
         """End the processes that read for it."""
         self._feed.close()

@@ -33,6 +33,10 @@ class Feed(Protocol):
         """Yield the first `n_batches` batches of inputs and labels, in the order given."""
         ...
 
+    def reseed(self, seed: int) -> None:
+        """Have the processes that read for it draw from this seed."""
+        ...
+
     def close(self) -> None:
         """End the processes that read for it."""
         ...
@@ -65,6 +69,9 @@ class ResidentFeed:
             images = self.images[part] if rows is None else (
                 self.images.index_select(0, rows[part]))
             yield images, labels[part]
+
+    def reseed(self, seed: int) -> None:
+        """Do nothing: no process reads for it."""
 
     def close(self) -> None:
         """Do nothing: no process reads for it."""
@@ -133,6 +140,11 @@ class LoaderFeed:
             images, labels = _checked(batch, self.dataset)
             yield (images.to(self.target, non_blocking=True),
                    labels.to(self.target, non_blocking=True))
+
+    def reseed(self, seed: int) -> None:
+        """Have the processes that read for it, which are not there yet, draw from this seed."""
+        if self._loader is not None and self._loader.generator is not None:
+            self._loader.generator.manual_seed(seed % 2**63)
 
     def close(self) -> None:
         """Shut the loader's processes down now, not when Python gets to it."""

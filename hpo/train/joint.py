@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,8 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from hpo.errors import DataError, InputError
 from hpo.train.loaded import Loaded
 from hpo.train.recipe import Recipe
+from hpo.train.resume import differences
 from hpo.train.sharded import shard, whole
-from hpo.train.team import Team, least_rows
+from hpo.train.shares import least_rows
+from hpo.train.team import Team, is_of_team
 
 if TYPE_CHECKING:
     from hpo.spec import Run
@@ -51,9 +54,10 @@ def rows_of_each(recipe: Recipe, run: Run) -> int:
 def own_seed(seed: int, rank: int) -> int:
     """Return a seed of a rank's own, for dropout and augmentation; that of rank 0 is the trial's.
 
-    Far apart, since the seeds of a study's trials are not.
+    Drawn, since the seeds of a study's trials follow one another; torch's generator on a CPU looks
+    at the lowest 32 bits alone.
     """
-    return seed + (rank << 40)
+    return random.Random(f"{seed}/rank {rank}").randrange(2**31) if rank else seed
 
 
 def check_rows(data: Loaded, team: Team, has_batch_norm: bool) -> None:
@@ -69,14 +73,26 @@ def check_rows(data: Loaded, team: Team, has_batch_norm: bool) -> None:
                             f"{least}")
 
 
-def synced(model: nn.Module, team: Team, device: torch.device) -> nn.Module:
-    """Return a model whose batch norm is over the rows of all ranks, which torch has on CUDA only.
+def check_same(team: Team, trained: Mapping[str, Any]) -> None:
+    """Check that all ranks train the same: recipe, data, seed and epochs.
 
-    On a CPU it stays over each rank's own rows, and the running means of rank 0 are kept.
+    Raises:
+        DataError: with what differs, on all ranks.
     """
-    if team.is_alone or device.type != "cuda":
-        return model
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    first, *others = team.of_all(trained)
+    for rank, other in enumerate(others, start=1):
+        if told := differences(first, other):
+            raise DataError(f"rank {rank} trains something else than rank 0 ({'; '.join(told)}): "
+                            f"build must give the same recipe in each process")
+
+
+def seed_datasets(data: Loaded, seed: int) -> None:
+    """Have what a dataset draws for its rows drawn by this rank alone."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    for feed in (data.train, data.val, data.test):
+        if feed is not None:
+            feed.reseed(seed)
 
 
 class Joint:
@@ -85,16 +101,16 @@ class Joint:
     The model keeps its weights and their names.
     """
 
-    def __init__(self, model: nn.Module, image_shape: Sequence[int], recipe: Recipe, team: Team,
+    def __init__(self, model: nn.Module, rows: Tensor | None, recipe: Recipe, team: Team,
                  device: torch.device) -> None:
         self._call, self._ddp = model, None
         self._shards = is_sharded(recipe, team)
-        if not team.is_alone and not self._shards:
+        if rows is not None and not self._shards:
             self._call = self._ddp = DistributedDataParallel(
                 model, device_ids=[torch.cuda.current_device()] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 # DDP must know; to look for them in each step would cost every model its time.
-                find_unused_parameters=None in _gradients(model, image_shape, device),
+                find_unused_parameters=None in _gradients(model, rows),
                 # Only what is evaluated uses the buffers, once an epoch.
                 **_NO_SYNC)
 
@@ -118,40 +134,42 @@ def is_sharded(recipe: Recipe, team: Team) -> bool:
     return recipe.sharding is not None and not team.is_alone
 
 
-def part(model: nn.Module, mean: nn.Module | None, image_shape: Sequence[int], recipe: Recipe,
+def part(model: nn.Module, mean: nn.Module | None, rows: Tensor | None, recipe: Recipe,
          team: Team, device: torch.device) -> None:
     """Have each rank keep its part of a model's weights and their mean, if the recipe asks for it.
 
     Raises:
-        InputError: if the model's gradient is another then.
+        InputError: if the model does not compute then, or its gradient for `rows` is another.
     """
-    if not is_sharded(recipe, team):
+    if rows is None or not is_sharded(recipe, team):
         return
-    name, before = type(model).__name__, _gradients(model, image_shape, device)
+    name, before = type(model).__name__, _gradients(model, rows)
     for one in (model, mean):
         if one is not None:
             shard(one, team, device)
     try:
-        after = _gradients(model, image_shape, device)
+        after = _gradients(model, rows)
     except (RuntimeError, TypeError, ValueError) as error:
+        if is_of_team(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
         raise InputError(f"Recipe.sharding: {name} does not compute with its weights in parts, as "
                          f"where a layer's weights are used without a call of the layer: {error}; "
                          f"use sharding=None") from error
+    largest = max((norm for norm in before if norm is not None), default=0.0)
     for was, now in zip(before, after, strict=True):
-        if was is not None and (now is None or abs(was - now) > _SAME * was):
+        # A gradient that is nothing but rounding is another each time.
+        if was is not None and (now is None or abs(was - now) > _SAME * max(was, _SAME * largest)):
             raise InputError(f"Recipe.sharding: the gradient of {name} is another with its "
                              f"weights in parts, so it cannot be trained so; use sharding=None")
 
 
-def _gradients(model: nn.Module, image_shape: Sequence[int],
-               device: torch.device) -> list[float | None]:
-    """Return the norm of each weight's gradient on two rows; None where it has none."""
+def _gradients(model: nn.Module, rows: Tensor) -> list[float | None]:
+    """Return the norm of each weight's gradient for some rows; None where it has none."""
     training = model.training
     # The same numbers each time: neither dropout nor running means.
     model.eval()
-    rows = torch.linspace(-1.0, 1.0, 2 * math.prod(image_shape), device=device)
     with torch.enable_grad():
-        model(rows.view(2, *image_shape)).float().square().mean().backward()
+        model(rows).float().square().mean().backward()
     grads = [param.grad for param in model.parameters() if param.requires_grad]
     norms = [None if grad is None else float(whole(torch.linalg.vector_norm(grad)))
              for grad in grads]

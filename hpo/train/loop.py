@@ -11,12 +11,12 @@ import logging
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from hpo.errors import DataError, InputError
 from hpo.train import checkpoint
@@ -25,7 +25,15 @@ from hpo.train.averaging import Averaged
 from hpo.train.best import Best
 from hpo.train.compiling import begin_step, compile_model, compiling, for_parts
 from hpo.train.groups import set_rate
-from hpo.train.joint import Joint, check_rows, own_seed, part, rows_of_each, synced
+from hpo.train.joint import (
+    Joint,
+    check_rows,
+    check_same,
+    own_seed,
+    part,
+    rows_of_each,
+    seed_datasets,
+)
 from hpo.train.loaded import load
 from hpo.train.precision import autocast, check_precision, products
 from hpo.train.randomness import PrivateRandom, generator, global_state, set_global_state
@@ -33,9 +41,10 @@ from hpo.train.recipe import Recipe, describe
 from hpo.train.regularize import MixedLabels, Patience
 from hpo.train.resume import differences, on_host
 from hpo.train.schedules import Plateau
-from hpo.train.scoring import device_of, evaluate, make_model
+from hpo.train.scoring import device_of, evaluate, make_model, random_rows
 from hpo.train.sharded import load_model, load_optimizer
-from hpo.train.team import ALONE, Team, least_rows, n_parts
+from hpo.train.shares import has_batch_norm, n_batches, n_parts
+from hpo.train.team import ALONE, Team
 from hpo.train.update import Update
 
 if TYPE_CHECKING:
@@ -43,28 +52,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("hpo.train")
 METRICS = ("train_loss", "val_loss", "val_accuracy", "lr", "images_per_s", "epoch_s")
-
-
-def n_batches(n_rows: int, batch_size: int, model: nn.Module, *, n_ranks: int = 1,
-              log: bool = False) -> int:
-    """Return the batches of an epoch; a last batch of too few rows to train is left out.
-
-    Batch norm has no deviation over one row, and each rank needs rows. A batch size above the rows
-    is one batch of them all.
-    """
-    full, rest = divmod(n_rows, batch_size)
-    if full and 0 < rest < least_rows(n_ranks, _has_batch_norm(model)):
-        if log:
-            LOG.warning("%d rows in batches of %d leave %s, which %s cannot train on: each epoch "
-                        "trains %d rows", n_rows, batch_size,
-                        "one row" if rest == 1 else f"{rest} rows",
-                        "batch norm" if n_ranks == 1 else f"{n_ranks} devices", n_rows - rest)
-        return full
-    return full + (rest > 0)
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(part, _BatchNorm) for part in model.modules())
 
 
 class Trainer:
@@ -94,34 +81,42 @@ class Trainer:
         self.device = device_of(run)
         check_precision(recipe.precision, self.device)
         self.data = load(recipe, run, self.device)
+        if not all(team.of_all(self.data.resident)) and self.data.resident:
+            # What fits on one device must be read as on the others: in one order.
+            self.data = load(replace(recipe, resident=False), run, self.device)
         self.random = PrivateRandom(run.seed, self.device)
         with self.random:
-            self.model = synced(make_model(recipe, self.data, self.device), team, self.device)
+            # Over all ranks' rows where torch has such a norm; on a CPU over each rank's own.
+            self.model = make_model(recipe, self.data, self.device,
+                                    synced=self.device.type == "cuda" and not team.is_alone)
+            rows = None if team.is_alone else next(random_rows(self.data, 2))
         # A module that was made when the study's was imported has other weights in each process.
         team.copy_first_(*self.model.parameters(), *self.model.buffers())
-        self._has_batch_norm = _has_batch_norm(self.model)
+        self._has_batch_norm = has_batch_norm(self.model)
         check_rows(self.data, team, self._has_batch_norm)
         self._order = generator(self.data.train.device, run.seed)
         self._draws = generator(self.device, own_seed(run.seed, team.rank) + 1)
         if team.rank:
             self.random = PrivateRandom(own_seed(run.seed, team.rank), self.device)
+            seed_datasets(self.data, own_seed(run.seed, team.rank))
         mean = None if recipe.ema is None else copy.deepcopy(self.model).requires_grad_(False)
         # What is evaluated and kept.
         self._scored = self.model if mean is None else mean
-        part(self.model, mean, self.data.image_shape, recipe, team, self.device)
+        part(self.model, mean, rows, recipe, team, self.device)
         self.optimizer = recipe.optimizer.make(self.model)
         self.update = Update(recipe, self.model, self.optimizer, self.device)
         self._averaged = None if mean is None or recipe.ema is None else Averaged(
             self.model, mean, recipe.ema)
         self._compile = for_parts(recipe.compile, self.micro_batch_size, recipe.batch_size)
+        self._joint = Joint(self.model, rows, recipe, team, self.device)
         compile_model(self._compile, self.model, self._scored)
-        self._joint = Joint(self.model, self.data.image_shape, recipe, team, self.device)
         self._best = Best(self._scored)
         self._patience = None if recipe.early_stopping is None else Patience(
             recipe.early_stopping, maximize)
         self._history: list[float] = []
         self._all_rates: list[float] | None = None
         self._next_epoch = 0
+        check_same(team, self._identity())
 
     @property
     def steps_per_epoch(self) -> int:

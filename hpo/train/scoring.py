@@ -48,11 +48,12 @@ def device_of(run: Run) -> torch.device:
     return device
 
 
-def make_model(recipe: Recipe, data: Loaded, device: torch.device, *,
-               initial: bool = True) -> nn.Module:
+def make_model(recipe: Recipe, data: Loaded, device: torch.device, *, initial: bool = True,
+               synced: bool = False) -> nn.Module:
     """Return a new module of a recipe on the device; a ready module is copied.
 
-    `initial` False leaves out what only initial weights need: the caller loads others.
+    `initial` False leaves out what only initial weights need: the caller loads others. `synced`
+    makes batch norm one over the rows of all ranks.
 
     Raises:
         InputError: if it does not fit the data, or its activations cannot be computed again.
@@ -60,15 +61,18 @@ def make_model(recipe: Recipe, data: Loaded, device: torch.device, *,
     given: Any = recipe.model
     model = (given.make(data.image_shape, data.n_classes) if isinstance(given, ModelSpec)
              else shaped(own_model(given), data.image_shape))
+    if synced:
+        # Before anything holds the model's layers: they are replaced.
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if recipe.checkpoint_activations:
         recomputed(model, nested=type(given) in MODELS.values())
     model = placed(model, data, device)
     if initial and isinstance(given, FromRows):
-        given.initialise_from(model, _random_rows(data, given.n_init_rows))
+        given.initialise_from(model, random_rows(data, given.n_init_rows))
     return model
 
 
-def _random_rows(data: Loaded, n: int) -> Iterator[Tensor]:
+def random_rows(data: Loaded, n: int) -> Iterator[Tensor]:
     """Yield up to `n` random training rows, normalised, in batches; torch's global state draws."""
     feed = data.train
     order = torch.randperm(len(feed))[:n].to(feed.device)

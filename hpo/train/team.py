@@ -5,7 +5,6 @@ Every rank does the same in the same order; what only rank 0 decides, it tells t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +41,9 @@ class Team:
         """Replace each tensor by that of rank 0."""
         if not self.is_alone:
             for value in map(Tensor.detach, values):
+                if 0 in value.stride() and value.numel():
+                    # Expanded from fewer values: a constant, which nobody writes to.
+                    continue
                 # As it is sent: channels-last weights are not.
                 sent = value.contiguous()
                 dist.broadcast(sent, 0)
@@ -84,15 +86,7 @@ class Team:
 ALONE = Team()
 
 
-def least_rows(n_ranks: int, has_batch_norm: bool) -> int:
-    """Return the rows that a batch must have: one a rank, two where batch norm takes part."""
-    return n_ranks * (2 if has_batch_norm else 1)
-
-
-def n_parts(n_rows: int, n_ranks: int, micro_batch_size: int, has_batch_norm: bool) -> int:
-    """Return in how many parts each rank trains its rows of a batch: all in as many."""
-    most, least = math.ceil(n_rows / n_ranks), n_rows // n_ranks
-    if has_batch_norm:
-        # Which has no deviation over one row.
-        least //= 2
-    return max(1, min(math.ceil(most / micro_batch_size), least))
+def is_of_team(error: BaseException) -> bool:
+    """Return whether an error may be what a rank sees when another one has failed."""
+    said = f"{type(error).__name__} {error}".lower()
+    return any(word in said for word in ("gloo", "nccl", "disterror", "distbackend"))

@@ -166,6 +166,49 @@ def test_a_stopped_trial_goes_on_with_both_ranks_and_ends_as_undisturbed(tmp_pat
     assert "the same" in hpo(other, "replay", "grid/0", "--study", "s").stdout
 
 
+def test_a_rank_that_cannot_import_the_module_ends_the_run_with_its_reason(
+    tmp_path: Path
+) -> None:
+    write(tmp_path, ["fine"])
+    path = tmp_path / "search_spaces" / "s.py"
+    path.write_text(path.read_text() + '\nif RANK:\n    raise OSError("no such disk")\n')
+    done = hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", *PAIR, code=1)
+    assert "rank 1 of a trial's 2 processes did not begin" in done.stdout + done.stderr
+    assert "OSError: no such disk" in done.stdout + done.stderr
+
+
+def test_a_module_that_is_edited_in_mid_run_trains_no_trial_of_two_recipes(
+    tmp_path: Path
+) -> None:
+    """Rank 1 is started anew after a failure, and would load what rank 0 has not."""
+    write(tmp_path, ["raise 1", "fine"])
+    path = tmp_path / "search_spaces" / "s.py"
+    path.write_text(path.read_text().replace("def trouble(how):", "def trouble(how):\n"
+                    "    global HERE\n    if how == 'raise 1' and RANK == 1:\n"
+                    "        me = Path(__file__)\n"
+                    "        me.write_text(me.read_text().replace('lr=0.1', 'lr=0.3'))"))
+    hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", *PAIR)
+    fine = [t for t in trials(tmp_path, "s/grid") if t.params.get("how") == "fine"][-1]
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, ["fine"])
+    path = other / "search_spaces" / "s.py"
+    path.write_text(path.read_text().replace("lr=0.1", "lr=0.3"))
+    hpo(other, "run", "--study", "s", "--sampler", "grid", *PAIR)
+    assert curve(fine) == curve(trials(other, "s/grid")[0])
+
+
+def test_to_start_ranks_anew_is_no_part_of_the_next_trial_s_epochs(tmp_path: Path) -> None:
+    """A good trial after a bad one is not taken for hung while the module is imported."""
+    write(tmp_path, ["raise 1", "fine"])
+    path = tmp_path / "search_spaces" / "s.py"
+    path.write_text(path.read_text() + "\nif RANK:\n    time.sleep(4)\n")
+    hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", *PAIR, "--epoch-timeout", 4)
+    found = [trial for trial in trials(tmp_path, "s/grid") if trial.params]
+    assert {trial.params["how"]: trial.state.name for trial in found} == {
+        "raise 1": "FAIL", "fine": "COMPLETE"}
+
+
 @pytest.mark.parametrize("victim", ["run", "worker"])
 def test_ranks_end_with_the_worker_and_the_run(tmp_path: Path, victim: str) -> None:
     write(tmp_path, ["hang 1"], epochs=8, step_s=0.1)
