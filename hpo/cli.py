@@ -86,7 +86,16 @@ def run(
     top_k: Annotated[int | None, option(
         "--top-k", "How many of the search's best are confirmed.", "HPO_TOP_K")] = None,
     confirm_seeds: Annotated[int | None, option(
-        "--confirm-seeds", "Fresh seeds a confirmation trains on.", "HPO_CONFIRM_SEEDS")] = None,
+        "--confirm-seeds", "Fresh seeds each candidate is trained on, at least.",
+        "HPO_CONFIRM_SEEDS")] = None,
+    confirm_budget: Annotated[float | None, option(
+        "--confirm-budget", "More seeds where candidates are close, until confirming has cost "
+                            "this part of the epochs spent before (default 0.15).",
+        "HPO_CONFIRM_BUDGET")] = None,
+    confirm_resolution: Annotated[float | None, option(
+        "--confirm-resolution", "A difference of the metric that is too small to matter "
+                                "(default: the sd of one training).",
+        "HPO_CONFIRM_RESOLUTION")] = None,
     max_retries: Annotated[int | None, option(
         "--max-retries", "Times a failed trial is tried again (default: 1 for a lost worker, "
                          "0 for an error).", "HPO_MAX_RETRIES")] = None,
@@ -115,7 +124,9 @@ def run(
         prune_startup=prune_startup, prune_warmup=prune_warmup, seed=seed, epochs=epochs,
         timeout_s=timeout, epoch_timeout_s=epoch_timeout,
         phases=s.parse_phases(phases, sampler), top_k=top_k,
-        confirm_seeds=confirm_seeds, max_retries=max_retries, max_failures=max_failures,
+        confirm_seeds=confirm_seeds, confirm_budget=confirm_budget,
+        confirm_resolution=confirm_resolution, max_retries=max_retries,
+        max_failures=max_failures,
         allow_duplicates=allow_duplicates,
         allow_space_change=allow_space_change, data_dir=data_dir, data_fraction=data_fraction,
         storage_timeout_s=storage_timeout,

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpo.drive import Goal
+from hpo.paired import level_means
 from hpo.queue import SCORE_OFFSET, study_of
+from hpo.race import grown, standing
+from hpo.results import PHASES
 from hpo.space import params_from_json, params_key, params_to_json, space_from_json
 from hpo.studies import epochs_spent, study_names
 from hpo.versions import git_commit, versions
@@ -38,6 +41,11 @@ class Candidate:
     def label(self) -> str:
         """`search#1`, `grid`, `random`, `lr-range` or `default`."""
         return f"search#{self.rank}" if self.phase == "search" else self.phase
+
+    @property
+    def title(self) -> str:
+        """`search trial 18`, `grid trial 3`, `the defaults`."""
+        return "the defaults" if self.trial is None else f"{self.phase} trial {self.trial}"
 
 
 def fresh_seeds(study_seed: int, n: int) -> list[int]:
@@ -92,11 +100,12 @@ def _by_key(db: Database, name: str) -> dict[str, Ticket]:
 
 
 def items(
-    db: Database, name: str, candidates: Sequence[Candidate], seeds: Sequence[int]
+    db: Database, name: str, candidates: Sequence[Candidate], seeds: Sequence[int], round: int = 0,
 ) -> list[NewTicket]:
     """Return one new ticket for each candidate and seed that has none yet.
 
-    Candidates with the same params share their trials.
+    Candidates with the same params share their trials. `round` is the round of the race that
+    they are for, from 0.
     """
     from storage.ticket import NewTicket
 
@@ -108,26 +117,100 @@ def items(
             key = _key(candidate.params, seed)
             if key in known or key in fresh:
                 continue
-            payload = {"seed": seed, "candidate": candidate.label, "source_trial": candidate.trial}
+            payload = {"seed": seed, "candidate": candidate.label,
+                       "source_trial": candidate.trial, "round": round}
             fresh[key] = NewTicket(idx=next_idx + len(fresh), params=dict(candidate.params),
                                    payload=payload, params_key=key)
     return list(fresh.values())
 
 
+@dataclass(frozen=True)
+class Round:
+    """What comes next in the race: new tickets, or none at its end, and what to say of it."""
+
+    items: list[NewTicket]
+    said: str
+
+
+def next_round(
+    db: Database, name: str, settings: Settings, spec: Mapping[str, Any],
+    candidates: Sequence[Candidate], data: Mapping[str, Any],
+) -> Round:
+    """Return the next round of the race, decided by the validation scores that there are.
+
+    It goes up to half as many seeds again for the leader and those not told from it, or up to
+    what the budget still pays for.
+    """
+    tickets = _by_key(db, name)
+    n_seeds = len({ticket.payload["seed"] for ticket in tickets.values()})
+    accuracy = spec["metric"].endswith("accuracy") and data.get("n_val")
+    now = standing(
+        _val_scores(db, name, candidates, tickets),
+        of_search=frozenset(c.label for c in candidates if c.phase == "search"),
+        maximize=spec["direction"] == "maximize", resolution=settings.confirm_resolution,
+        grain=1 / data["n_val"] if accuracy else 0.0)
+    if now is None or not now.contenders:
+        return Round([], f"confirm: the order is settled after {_seeds(n_seeds)}"
+                     if now else "")
+    before = sum(epochs_spent(db, study_of(name, phase)) for phase in PHASES if phase != "confirm")
+    epochs = int(settings.epochs or 1)
+    n_paid = int((settings.confirm_budget or 0.0) * before // epochs) - len(tickets)
+    open_ = [c for c in candidates if c.label in now.contenders]
+    title = {c.label: c.title for c in candidates}
+    close = f"{', '.join(title[label] for label in now.undecided)} " \
+            f"{'is' if len(now.undecided) == 1 else 'are'} not told from {title[now.leader]} " \
+            f"after {_seeds(n_seeds)}"
+    round = 1 + max(ticket.payload.get("round", 0) for ticket in tickets.values())
+    for n in range(grown(n_seeds), n_seeds, -1):
+        new = items(db, name, open_, fresh_seeds(int(settings.seed or 0), n), round)
+        if len(new) <= n_paid:
+            return Round(new, f"confirm: {close}: {_seeds(n - n_seeds)} more ({len(new)} "
+                              f"training{'s' if len(new) > 1 else ''})")
+    return Round([], f"confirm: {close}, and --confirm-budget {settings.confirm_budget or 0:g} "
+                     f"pays for no more")
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed{'s' if n > 1 else ''}"
+
+
+def _val_scores(
+    db: Database, name: str, candidates: Sequence[Candidate], tickets: Mapping[str, Ticket]
+) -> dict[str, dict[int, float]]:
+    """Return each candidate's validation scores by seed; candidates may share trials."""
+    trials = _trials_by_number(db, study_of(name, "confirm"))
+    found: dict[str, dict[int, float]] = {}
+    for candidate in candidates:
+        seeds = {ticket.payload["seed"] for ticket in tickets.values()}
+        runs = [run for seed in sorted(seeds)
+                if (key := _key(candidate.params, seed)) in tickets
+                and (run := _run_row(tickets[key], trials, {})) is not None]
+        found[candidate.label] = {run["seed"]: run["val"] for run in runs}
+    return found
+
+
 def score_items(db: Database, name: str) -> list[NewTicket]:
-    """Return a ticket that reads the test split for each confirmed trial that has a checkpoint."""
+    """Return a ticket that reads the test split for each confirmed trial that has a checkpoint.
+
+    Only for those without one: what was read stays. Each says which reading it is of: 1, 2, ...
+    """
     from storage.ticket import NewTicket
 
     study = study_of(name, "confirm")
     trials = _trials_by_number(db, study)
+    tickets = db.tickets.list(study)
+    known = {ticket.idx: ticket for ticket in tickets if ticket.kind == "score"}
+    reading = 1 + max((t.payload.get("reading", 1) for t in known.values()), default=0)
     fresh = []
-    for ticket in db.tickets.list(study):
+    for ticket in tickets:
         trial = trials.get(ticket.trial_number)
-        if ticket.kind != "trial" or ticket.state != "done" or trial is None:
+        if (ticket.kind != "trial" or ticket.state != "done" or trial is None
+                or SCORE_OFFSET + ticket.idx in known):
             continue
         path = trial.user_attrs.get("checkpoint")
         if path:
-            payload = {**ticket.payload, "checkpoint": path, "trial": trial.number}
+            payload = {**ticket.payload, "checkpoint": path, "trial": trial.number,
+                       "reading": reading}
             fresh.append(NewTicket(idx=SCORE_OFFSET + ticket.idx, params=ticket.params,
                                    payload=payload, params_key=None))
     return fresh
@@ -142,7 +225,7 @@ def _trials_by_number(db: Database, study: str) -> dict[int | None, FrozenTrial]
 
 def register(
     db: Database, name: str, settings: Settings, spec: Mapping[str, Any],
-    candidates: Sequence[Candidate], seeds: Sequence[int], data: Mapping[str, Any],
+    candidates: Sequence[Candidate], data: Mapping[str, Any],
 ) -> list[str]:
     """Write one registry row for each candidate; the search's rank by their confirmed mean.
 
@@ -150,8 +233,9 @@ def register(
     line for each candidate that has no result on some seed.
     """
     tickets, trials = _by_key(db, name), _trials_by_number(db, study_of(name, "confirm"))
-    scores = {t.idx - SCORE_OFFSET: t.result or {} for t in db.tickets.list(
-        study_of(name, "confirm")) if t.kind == "score" and t.state == "done"}
+    scores = {t.idx - SCORE_OFFSET: t for t in db.tickets.list(study_of(name, "confirm"))
+              if t.kind == "score" and t.state == "done"}
+    seeds = sorted({ticket.payload["seed"] for ticket in tickets.values()})
     common = {"study": name, "metric": spec["metric"], "versions": versions(),
               "git_commit": git_commit(), "data_fingerprint": data.get("fingerprint"),
               "data": dict(data)}
@@ -160,14 +244,14 @@ def register(
              for phase in {c.phase for c in candidates} - {"default"}}
     rows, lost = [], []
     for candidate in candidates:
-        runs = [_run_row(tickets[key], trials, scores) for seed in seeds
-                if (key := _key(candidate.params, seed)) in tickets]
-        runs = [run for run in runs if run is not None]
-        missing = [seed for seed in seeds if seed not in {run["seed"] for run in runs}]
+        asked = [(seed, tickets[key]) for seed in seeds
+                 if (key := _key(candidate.params, seed)) in tickets]
+        runs = [run for _, ticket in asked if (run := _run_row(ticket, trials, scores))]
+        missing = [seed for seed, _ in asked if seed not in {run["seed"] for run in runs}]
         if missing:
             lost.append(f"confirm: {candidate.label} has no result on "
                         f"seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, "
-                        f"so its mean is over {len(runs)} of {len(seeds)}")
+                        f"so its mean is over {len(runs)} of {len(asked)}")
         if runs:
             rows.append({**common, **_row(candidate, runs, spec), "lost_seeds": missing,
                          "epochs_spent": spent.get(candidate.phase, 0)})
@@ -178,19 +262,22 @@ def register(
 
 def _run_row(
     ticket: Ticket, trials: Mapping[int | None, FrozenTrial],
-    scores: Mapping[int, Mapping[str, Any]],
+    scores: Mapping[int, Ticket],
 ) -> dict[str, Any] | None:
     trial = trials.get(ticket.trial_number)
     # A training that diverged has a last value, but no result.
     if trial is None or trial.state.name != "COMPLETE" or trial.value is None:
         return None
-    attrs = trial.user_attrs
-    return {"seed": ticket.payload["seed"], "trial": trial.number, "val": trial.value,
+    attrs, read = trial.user_attrs, scores.get(ticket.idx)
+    tested = (read.result or {}) if read else {}
+    marks = {"test_read_at": read.ended_at.isoformat() if read.ended_at else None,
+             "reading": read.payload.get("reading", 1)} if read else {}
+    return {"seed": ticket.payload["seed"], "round": ticket.payload.get("round", 0),
+            "trial": trial.number, "val": trial.value,
             "val_metrics": attrs.get("best", {}), "best_epoch": attrs.get("best_epoch"),
             "last_metrics": attrs.get("last", {}), "checkpoint": attrs.get("checkpoint"),
             "device": attrs.get("device"), "duration_s": attrs.get("duration_s", 0.0),
-            "test_metrics": {k: v for k, v in scores.get(ticket.idx, {}).items()
-                             if k.startswith("test_")}}
+            "test_metrics": {k: v for k, v in tested.items() if k.startswith("test_")}, **marks}
 
 
 def _row(
@@ -218,8 +305,10 @@ def _sd(values: Sequence[float]) -> float | None:
 
 
 def _reranked(rows: list[dict[str, Any]], maximize: bool) -> list[dict[str, Any]]:
-    search = sorted((row for row in rows if row["phase"] == "search"),
-                    key=lambda row: row["val_mean"], reverse=maximize)
+    levels = level_means({str(i): {run["seed"]: run["val"] for run in row["scores"]}
+                          for i, row in enumerate(rows)})
+    order = sorted(range(len(rows)), key=lambda i: levels[str(i)], reverse=maximize)
+    search = [rows[i] for i in order if rows[i]["phase"] == "search"]
     for rank, row in enumerate(search, start=1):
         row["rank"] = rank
     return search + [row for row in rows if row["phase"] != "search"]

@@ -229,14 +229,26 @@ def _confirm(course: Course) -> None:
         return
     seeds = confirm.fresh_seeds(course.seed, int(course.settings.confirm_seeds or 1))
     _try_again(course, queue.study_of(course.name, "confirm"))
-    items = confirm.items(course.db, course.name, candidates, seeds)
-    _do(course, "confirm", items)
+    _do(course, "confirm", confirm.items(course.db, course.name, candidates, seeds))
+    _race(course, candidates)
     if course.spec["has_build"]:
         _do(course, "confirm", confirm.score_items(course.db, course.name), kind="score",
             label="test split")
     for text in confirm.register(course.db, course.name, course.settings, course.spec, candidates,
-                                 seeds, course.data):
+                                 course.data):
         course.note(text)
+
+
+def _race(course: Course, candidates: Sequence[confirm.Candidate]) -> None:
+    """Train those that are close on more seeds, until the order is settled or the budget used."""
+    while True:
+        coming = confirm.next_round(course.db, course.name, course.settings, course.spec,
+                                    candidates, course.data)
+        if coming.said:
+            course.show.say(coming.said)
+        if not coming.items:
+            return
+        _do(course, "confirm", coming.items)
 
 
 def _do(

@@ -32,7 +32,6 @@ def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None
                     + ("random" in course_settings.phases))
     drawn = n_random(course_settings, spec)
     then = ", then the test split once" if spec["has_build"] else ""
-    n_confirm = n_candidates * int(course_settings.confirm_seeds or 1)
     pruning = "" if course_settings.pruner == "none" else f", {course_settings.pruner} pruning"
     rows = {
         "lr-range": Planned("lr-range", 1, epochs + 1, "a sweep of one epoch, then a trial")
@@ -40,11 +39,17 @@ def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None
         "grid": Planned("grid", n_cells, n_cells * epochs, "no pruning") if n_cells else None,
         "random": Planned("random", drawn, drawn * epochs, "random search, no pruning"),
         "search": Planned("search", n, n * epochs, f"{course_settings.sampler}{pruning}"),
-        "confirm": Planned("confirm", n_confirm, n_confirm * epochs,
-                           f"at most {n_candidates} candidates on "
-                           f"{course_settings.confirm_seeds} fresh seeds each{then}"),
     }
-    return [row for phase in course_settings.phases if (row := rows[phase]) is not None]
+    planned = [row for phase in course_settings.phases if (row := rows.get(phase)) is not None]
+    if "confirm" in course_settings.phases:
+        n_first = n_candidates * int(course_settings.confirm_seeds or 1)
+        budget = (course_settings.confirm_budget or 0.0) * sum(row.n_epochs for row in planned)
+        n_confirm = max(n_first, int(budget // epochs) if epochs else 0)
+        close = ", more where two are close" if n_confirm > n_first else ""
+        planned.append(Planned("confirm", n_confirm, n_confirm * epochs,
+                               f"at most {n_candidates} candidates on "
+                               f"{course_settings.confirm_seeds} fresh seeds each{close}{then}"))
+    return planned
 
 
 @dataclass(frozen=True)

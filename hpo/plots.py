@@ -26,7 +26,8 @@ from hpo.axes import (
     with_chance,
     without_far,
 )
-from hpo.results import SOURCES, Results, Scores, Sweep, Trial, best_so_far
+from hpo.progress import best_so_far
+from hpo.results import SOURCES, Results, Scores, Sweep, Trial
 from hpo.verdict import number, on_test_split
 
 if TYPE_CHECKING:

@@ -109,7 +109,9 @@ def _registered(row: Mapping[str, Any], metric: str) -> Candidate:
                      for run in runs)
     name = f"search#{row['rank']}" if row["phase"] == "search" else row["phase"]
     return Candidate(name, params=row.get("params") or {}, source_trial=row.get("trial"),
-                     val=val, test=tests, trials=tuple(run["trial"] for run in runs))
+                     val=val, test=tests, trials=tuple(run["trial"] for run in runs),
+                     n_rounds=1 + max(run.get("round") or 0 for run in runs),
+                     n_readings=max(run.get("reading") or 0 for run in runs))
 
 
 def _by_seed(pairs: Iterable[tuple[Any, Any]]) -> Scores | None:

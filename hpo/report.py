@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.audit import audit, sentence
+from hpo.end_table import aligned, plain_table, rows_with_head, summary_table
 from hpo.importance import importance
 from hpo.report_json import to_json
 from hpo.results import PHASES, Phase, Results
 from hpo.settings import command
-from hpo.verdict import Row, count, number, origin, score, summary, verdict, wrapped
+from hpo.verdict import count, number, origin, score, summary, verdict, wrapped
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from storage import Database
 
 __all__ = ["aligned", "importance", "note", "plain_table", "score", "summary", "summary_table",
@@ -29,81 +28,6 @@ __all__ = ["aligned", "importance", "note", "plain_table", "score", "summary", "
 
 _N_BEST = 5
 _MAX_CELL = 140
-
-
-# The end table
-
-
-def _head(results: Results) -> list[str]:
-    return ["", "trial", results.metric, results.test_metric, "seeds", "trials", "epochs",
-            "epochs to grid's best"]
-
-
-def _cells(row: Row, none: str = "not run") -> list[str]:
-    if row.val is None and row.trial is None and not row.n_trials:
-        return [row.label, none, "", "", "", "0", count(row.n_epochs), ""]
-    return [
-        row.label, "" if row.trial is None else str(row.trial),
-        "not confirmed" if row.val is None else score(row.val.mean, row.val.sd),
-        "-" if row.test is None else score(row.test.mean, row.test.sd),
-        str(row.val.n) if row.val else "", str(row.n_trials), count(row.n_epochs), _race(row),
-    ]
-
-
-def _race(row: Row) -> str:
-    if row.source != "search":
-        return ""
-    if row.passed_grid_after is not None:
-        return f"{count(row.passed_grid_after)} (passed)"
-    after = row.reached_grid_after
-    return "never" if after is None else f"{count(after)} (tied)"
-
-
-def _rows(results: Results) -> list[list[str]]:
-    no_pick = "no pick" if results.no_pick else "not run"
-    rows = [_cells(row, no_pick if row.source == "lr-range" else "not run")
-            for row in summary(results)]
-    if results.best("grid") is None:
-        # Nothing to pass: neither a number nor "never" would be true.
-        rows[0][-1] = ""
-    return rows
-
-
-def summary_table(results: Results) -> Table:
-    """Return the end table for a terminal: 80 columns hold it, with no score on two lines.
-
-    The seeds stand in the title where all rows have as many.
-    """
-    from rich.table import Table
-
-    head, rows = _head(results), _rows(results)
-    head[-1] = "epochs to\ngrid's best"
-    at = head.index("seeds")
-    n_seeds = {row[at] for row in rows if row[at]}
-    if len(n_seeds) < 2:
-        head, *rows = [line[:at] + line[at + 1:] for line in (head, *rows)]
-    over = "".join(f"{n} " for n in n_seeds) if len(n_seeds) == 1 else ""
-    said = "one fresh seed" if over == "1 " else f"mean ± sd over {over}fresh seeds"
-    table = Table(title=f"{results.name}: {said}", title_justify="left", box=None, pad_edge=False)
-    for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=True)
-    for cells in rows:
-        table.add_row(*cells, style="bold" if cells[0] == "search" else None)
-    return table
-
-
-def plain_table(results: Results) -> str:
-    """Return the end table as aligned plain text, for a pipe or a log."""
-    return aligned([_head(results), *_rows(results)], range(2, 8))
-
-
-def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
-    """Return rows as lines of plain text, one each; the columns in `right` end flush."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.rjust(w) if i in right else cell.ljust(w)
-                  for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in rows)
 
 
 # Markdown
@@ -135,7 +59,7 @@ def markdown(results: Results, links: Mapping[str, str]) -> str:
     """Return the report as Markdown; `links` gives the address of each picture that exists."""
     parts = [
         f"# {results.name}", f"**{verdict(results)}**",
-        "## Result", _table(_head(results), _rows(results), n_left=2), _reading(results),
+        "## Result", _table(*rows_with_head(results), n_left=2), _reading(results),
         *_params(results), *_pictures(results, links), *_best_trials(results),
         *_pruning(results),
         *_endings(results), *_costs(results), *_versions(results), *_repeat(results),
@@ -156,7 +80,10 @@ def _reading(results: Results) -> str:
         if any(c.test for c in results.candidates) else ""
     return (f"{better} is better. Scores are mean ± sd over fresh seeds, each a training of its "
             f"own{tested}. Epochs are those spent on finding the params, pruned and failed trials "
-            f"included; confirming is counted below.{_chosen(results)}{_sampling(results)}")
+            f"included; confirming is counted below. The search passed a baseline after as many "
+            f"epochs as stand in its row. The last column is the search's mean minus the "
+            f"baseline's, turned so that above zero is better, over the seeds that both were "
+            f"trained on, with its 95 % interval.{_chosen(results)}{_sampling(results)}")
 
 
 def _chosen(results: Results) -> str:

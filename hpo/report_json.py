@@ -11,9 +11,10 @@ from typing import Any
 
 from hpo.audit import audit
 from hpo.importance import importance
-from hpo.results import Phase, Results, Scores, Trial, best_so_far
+from hpo.progress import band, best_so_far
+from hpo.results import Phase, Results, Scores, Trial
 from hpo.space import plain
-from hpo.verdict import compare, summary, verdict
+from hpo.verdict import compare, flattery, summary, verdict, worth
 
 
 def to_json(results: Results) -> str:
@@ -22,10 +23,13 @@ def to_json(results: Results) -> str:
     data = {
         "name": results.name, "metric": results.metric, "test_metric": results.test_metric,
         "direction": "maximize" if results.maximize else "minimize", "epochs": results.epochs,
-        "verdict": verdict(results),
+        "verdict": verdict(results), "worth_it": worth(results),
+        "flattery": dict(zip(("search_score", "too_good_by"), found, strict=True))
+        if (found := flattery(results)) else None,
         "summary": [{**asdict(row), "val": _scores_data(row.val), "test": _scores_data(row.test)}
                     for row in summary(results)],
-        "comparisons": [{**asdict(c), "outcome": c.outcome} for c in compare(results)],
+        "comparisons": [{**asdict(c), "outcome": c.outcome, "n_seeds_to_show": c.n_seeds_to_show}
+                        for c in compare(results)],
         **importance(results), "pruning": _pruning(results),
         "phases": phases,
         "candidates": [{**asdict(c), "val": _scores_data(c.val), "test": _scores_data(c.test)}
@@ -48,6 +52,7 @@ def _phase_data(results: Results, phase: Phase) -> dict[str, Any]:
         "study": phase.study, "n_trials": phase.n_trials, "n_planned": phase.n_planned,
         "n_epochs": phase.n_epochs, "duration_s": phase.duration_s, "states": phase.states(),
         "best_so_far": best_so_far(results, phase.name) if phase.name != "confirm" else [],
+        "best_so_far_band": asdict(found) if (found := band(results, phase.name)) else None,
         "trials": [_trial_data(trial) for trial in phase.trials],
     }
 

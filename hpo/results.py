@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-
-    pass
+from hpo.paired import level_means
 
 PHASES = ("lr-range", "grid", "random", "search", "audit", "confirm")
 # What gets confirmed and registered, in the order of every table.
@@ -165,7 +163,8 @@ class Candidate:
     """What was trained again on fresh seeds: `search#1`, `grid`, `lr-range` or `default`.
 
     `trials` are the numbers of its trials in the phase confirm; candidates with the same params
-    share them.
+    share them. `n_rounds` counts the rounds of the race it was in, `n_readings` the confirmations
+    of the study that had read the test split when this one had.
     """
 
     name: str
@@ -174,6 +173,8 @@ class Candidate:
     val: Scores | None = None
     test: Scores | None = None
     trials: tuple[int, ...] = ()
+    n_rounds: int = 1
+    n_readings: int = 0
 
     @property
     def source(self) -> str:
@@ -257,12 +258,17 @@ class Results:
         return best
 
     def candidate(self, source: str) -> Candidate | None:
-        """Return the source's candidate with the best confirmation mean, or None."""
+        """Return the source's candidate with the best confirmation mean, or None.
+
+        Where the race gave them other seeds, the means are levelled: `hpo.paired.level_means`.
+        """
+        scored = {c.name: c.val.by_seed for c in self.candidates if c.val is not None}
+        means = level_means(scored)
         best: Candidate | None = None
         for candidate in self.candidates:
-            if candidate.source != source or candidate.val is None:
+            if candidate.source != source or candidate.name not in scored:
                 continue
-            if self.better(candidate.val.mean, best and best.val and best.val.mean):
+            if self.better(means[candidate.name], best and means[best.name]):
                 best = candidate
         return best
 
@@ -275,19 +281,3 @@ def study_of(name: str, phase: str) -> str:
 def on_test(metric: str) -> str:
     """Return the test split's name of a metric: `val_accuracy` -> `test_accuracy`."""
     return "test_" + metric.removeprefix("val_")
-
-
-def best_so_far(results: Results, phase: str) -> list[tuple[float, float]]:
-    """Return (epochs spent, best value) at each improvement, in the order in which trials ended.
-
-    A sweep's epochs are spent before its phase's first trial.
-    """
-    spent = results.phase(phase).sweep_epochs
-    best: float | None = None
-    steps = []
-    for trial in results.phase(phase).by_end():
-        spent += trial.n_epochs
-        if trial.score is not None and results.better(trial.score, best):
-            best = trial.score
-            steps.append((spent, best))
-    return steps

@@ -7,6 +7,7 @@ its user has said of the rest, so that `hpo run --study NAME` alone goes on as i
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -25,17 +26,19 @@ DEFAULT_N_TRIALS = 20
 _DEFAULTS: dict[str, Any] = {
     "n_trials": DEFAULT_N_TRIALS, "sampler": "tpe", "pruner": "median", "prune_startup": 5,
     "seed": 0, "data_fraction": 1.0, "top_k": 3, "confirm_seeds": 3, "timeout_s": None,
+    "confirm_budget": 0.15,
     "allow_duplicates": False, "audit_fraction": 0.05,
 }
 # A stored study refuses other values of these: its trials could not be compared.
 FIXED = ("epochs", "seed", "data_fraction")
 # What the database keeps of a run's settings: Optuna itself stores neither sampler nor pruner.
 STORED = (*FIXED, "n_trials", "sampler", "pruner", "prune_startup", "prune_warmup", "top_k",
-          "confirm_seeds", "allow_duplicates", "max_retries", "n_random", "audit_fraction")
+          "confirm_seeds", "confirm_budget", "confirm_resolution", "allow_duplicates",
+          "max_retries", "n_random", "audit_fraction")
 # What a command that repeats a study names, in this order.
 REPEATED = ("n_trials", "n_random", "epochs", "seed", "sampler", "pruner", "prune_startup",
-            "prune_warmup", "audit_fraction", "top_k", "confirm_seeds", "data_fraction",
-            "max_retries", "allow_duplicates", "data_dir")
+            "prune_warmup", "audit_fraction", "top_k", "confirm_seeds", "confirm_budget",
+            "confirm_resolution", "data_fraction", "max_retries", "allow_duplicates", "data_dir")
 # Pruners that wait for no other trials, and refuse to be told how long.
 WITHOUT_STARTUP = ("asha", "hyperband", "none")
 # A run without the search says nothing about the search's own.
@@ -77,6 +80,8 @@ class Settings:
     data_fraction: float | None = None
     top_k: int | None = None
     confirm_seeds: int | None = None
+    confirm_budget: float | None = None
+    confirm_resolution: float | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def resolved(self, module: Mapping[str, Any], stored: Mapping[str, Any] | None) -> Settings:
@@ -99,7 +104,7 @@ class Settings:
         if values["data_dir"] is None and (stored or {}).get("data_dir"):
             values["data_dir"] = Path((stored or {})["data_dir"])
         values.update({what: given[what] for what in given if values[what] is None})
-        for what in (*_DEFAULTS, "epochs", "prune_warmup"):
+        for what in (*_DEFAULTS, "epochs", "prune_warmup", "confirm_resolution"):
             if values[what] is None:
                 default = _DEFAULTS.get(what)
                 values[what] = default if module.get(what) is None else module[what]
@@ -227,6 +232,14 @@ def check(settings: Settings) -> None:
     audited = settings.audit_fraction
     if audited is not None and not 0 <= audited <= 1:
         raise InputError(f"--audit-fraction must be from 0 to 1, got {audited:g}")
+    budget = settings.confirm_budget
+    if budget is not None and not 0 <= budget < math.inf:
+        raise InputError(f"--confirm-budget must be 0 or more, a part of the epochs spent before "
+                         f"the confirmation, got {budget:g}")
+    resolution = settings.confirm_resolution
+    if resolution is not None and not 0 < resolution < math.inf:
+        raise InputError(f"--confirm-resolution must be above 0, a difference of the metric, got "
+                         f"{resolution:g}")
     for what, value, known in (("sampler", settings.sampler, SAMPLERS),
                                ("pruner", settings.pruner, PRUNERS)):
         if value is not None and value not in known:

@@ -95,9 +95,11 @@ class StudySpec:
     timeout_s: float | None = None
     top_k: int | None = None
     confirm_seeds: int | None = None
+    confirm_budget: float | None = None
+    confirm_resolution: float | None = None
 
     def __post_init__(self) -> None:
-        for what in (*_LIMITS, "timeout_s"):
+        for what in (*_LIMITS, "timeout_s", "confirm_budget", "confirm_resolution"):
             object.__setattr__(self, what, plain(getattr(self, what)))
         faults = _spec_faults(self)
         if faults:
@@ -142,7 +144,8 @@ class StudySpec:
             "warnings": self.warnings(), "n_trials": self.n_trials, "seed": self.seed,
             "sampler": self.sampler, "pruner": self.pruner, "prune_startup": self.prune_startup,
             "prune_warmup": self.prune_warmup, "timeout_s": self.timeout_s, "top_k": self.top_k,
-            "confirm_seeds": self.confirm_seeds,
+            "confirm_seeds": self.confirm_seeds, "confirm_budget": self.confirm_budget,
+            "confirm_resolution": self.confirm_resolution,
         }
 
 
@@ -219,10 +222,12 @@ def _number_faults(spec: StudySpec) -> list[str]:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             faults.append(f"{what} must be a whole number of at least {low}, got {value!r}")
-    limit = spec.timeout_s
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))
-                              or not limit > 0):
-        faults.append(f"timeout_s must be a number above 0, got {limit!r}")
+    for what in ("timeout_s", "confirm_resolution", "confirm_budget"):
+        value, may_be_0 = getattr(spec, what), what == "confirm_budget"
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))
+                                  or not (value > 0 or (may_be_0 and value == 0))):
+            faults.append(f"{what} must be a number {'of at least' if may_be_0 else 'above'} 0, "
+                          f"got {value!r}")
     return faults
 
 

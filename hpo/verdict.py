@@ -1,217 +1,20 @@
-"""Whether the tuning was worth it: search against each baseline, in numbers and in one sentence.
-
-Only scores of fresh seeds are compared. A difference counts when Welch's t-test puts it outside
-the noise of the seeds, with p corrected for all that was compared and chosen; everything else is
-said to be within it, however good it looks.
-"""
+"""Whether the tuning was worth it, in one plain sentence that is true for the study's numbers."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
-from hpo.results import ON_REQUEST, SOURCES, Candidate, Results, Scores, best_so_far
+from hpo.comparison import LABELS, Comparison, compare, on_test_split, summary, tested
+from hpo.paired import MOST_SEEDS
+from hpo.progress import at_equal_epochs, epochs_to_pass, epochs_to_reach
+from hpo.race import seed_sd
+from hpo.results import Candidate, Results
 
-LABELS = {"search": "search", "grid": "grid", "random": "random", "lr-range": "LR range",
-          "default": "defaults"}
-_NAMES = {"grid": "the grid", "random": "random search", "lr-range": "the LR-range pick",
-          "default": "the defaults"}
-# Two-sided; the usual 95 % interval of a difference then leaves out zero.
-_ALPHA = 0.05
+__all__ = ["LABELS", "compare", "count", "flattery", "number", "on_test_split", "origin", "score",
+           "signed", "summary", "verdict", "worth", "wrapped"]
 
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the end table; scores are None where nothing was confirmed.
-
-    `n_epochs` is what finding it cost; confirming it is not in there. The last two are the epochs
-    after which the search's best equalled or passed, and passed, the grid's best value.
-    """
-
-    source: str
-    candidate: str | None
-    trial: int | None
-    params: Mapping[str, Any]
-    val: Scores | None
-    test: Scores | None
-    n_trials: int
-    n_epochs: float
-    reached_grid_after: float | None = None
-    passed_grid_after: float | None = None
-
-    @property
-    def label(self) -> str:
-        return LABELS[self.source]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Search minus one baseline, turned so that above zero is better.
-
-    `p` is None where one of the two has a single seed: then nothing is known of the noise. It,
-    and `low` and `high`, which bound the difference with 95 % confidence, are of this comparison
-    taken alone; `p_corrected` allows for the other baselines, and for `n_choices` where these
-    same scores chose the search's best among so many. `grain` is the step between scores where
-    the seeds differ by less than that, and it stands for their noise.
-    """
-
-    source: str
-    metric: str
-    difference: float
-    n_seeds: int
-    p: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p_corrected: float | None = None
-    n_choices: int = 1
-    grain: float | None = None
-
-    @property
-    def outcome(self) -> str:
-        """`better`, `worse`, `equal`, `noise`, or `unknown` for a single seed."""
-        if self.p_corrected is None:
-            return "unknown" if self.difference else "equal"
-        if self.p_corrected < _ALPHA and self.difference:
-            return "better" if self.difference > 0 else "worse"
-        return "noise" if self.difference else "equal"
-
-
-def summary(results: Results) -> list[Row]:
-    """Return one row for each source, in their order; one on request only where it was run."""
-    return [_row(results, source) for source in SOURCES
-            if source not in ON_REQUEST or results.phases.get(source)]
-
-
-def _row(results: Results, source: str) -> Row:
-    candidate = results.candidate(source)
-    phase = results.phase(source)
-    best = results.best(source)
-    trial = candidate.source_trial if candidate else best.number if best else None
-    ours = source == "search"
-    return Row(
-        source=source, candidate=candidate.name if candidate else None, trial=trial,
-        params=candidate.params if candidate else best.params if best else {},
-        val=candidate.val if candidate else None, test=candidate.test if candidate else None,
-        n_trials=phase.n_trials, n_epochs=phase.n_epochs,
-        reached_grid_after=epochs_to_reach(results, "grid") if ours else None,
-        passed_grid_after=epochs_to_pass(results, "grid") if ours else None,
-    )
-
-
-def epochs_to_pass(results: Results, baseline: str, phase: str = "search") -> float | None:
-    """Return the epochs a phase spent until its best value passed a baseline's best, or None."""
-    bar = results.best(baseline)
-    return next((spent for spent, value in best_so_far(results, phase)
-                 if bar and results.better(value, bar.score)), None)
-
-
-def epochs_to_reach(results: Results, baseline: str, phase: str = "search") -> float | None:
-    """Return the epochs a phase spent until a baseline's best was equalled or passed, or None."""
-    bar = results.best(baseline)
-    return next((spent for spent, value in best_so_far(results, phase)
-                 if bar and (results.better(value, bar.score) or value == bar.score)), None)
-
-
-def compare(results: Results) -> list[Comparison]:
-    """Compare the search's best confirmed candidate with each confirmed baseline.
-
-    Test scores are compared where all have them on every seed they were confirmed on, else the
-    validation scores of those seeds. The latter have also chosen the best candidate, so that each
-    p is multiplied by how many there were to choose from (Bonferroni); then Holm's correction for
-    several baselines. Test scores chose nothing: even at a correlation of 0.8 with the validation
-    scores that did, three candidates make no more than 5 % of false claims.
-    """
-    search = results.candidate("search")
-    if search is None:
-        return []
-    found = {source: results.candidate(source) for source in SOURCES[1:]}
-    baselines = {source: candidate for source, candidate in found.items() if candidate}
-    on_test = on_test_split(results)
-    n_confirmed = sum(c.source == "search" and c.val is not None for c in results.candidates)
-    return _corrected([_compare(results, source, search, baseline, on_test)
-                       for source, baseline in baselines.items()], 1 if on_test else n_confirmed)
-
-
-def _compare(
-    results: Results, source: str, ours: Candidate, theirs: Candidate, on_test: bool
-) -> Comparison:
-    a, b = (ours.test, theirs.test) if on_test else (ours.val, theirs.val)
-    assert a is not None and b is not None
-    sign = 1.0 if results.maximize else -1.0
-    # The same scores in another order have means that differ by rounding.
-    same = math.isclose(a.mean, b.mean, rel_tol=1e-12)
-    difference = 0.0 if same else sign * (a.mean - b.mean)
-    metric = results.test_metric if on_test else results.metric
-    grain = results.grain(metric)
-    p, half = welch(list(a.by_seed.values()), list(b.by_seed.values()), grain)
-    coarse = max(a.sd or 0.0, b.sd or 0.0) < grain
-    return Comparison(
-        source, metric, difference, min(a.n, b.n), p,
-        None if half is None else difference - half, None if half is None else difference + half,
-        grain=grain if coarse else None,
-    )
-
-
-def _corrected(found: list[Comparison], n_choices: int) -> list[Comparison]:
-    corrected = iter(holm([min(1.0, c.p * n_choices) for c in found if c.p is not None]))
-    return [replace(c, n_choices=n_choices,
-                    p_corrected=None if c.p is None else next(corrected)) for c in found]
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """Return each p corrected for all of them: below 0.05 by chance in 5 % of such sets at most.
-
-    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
-    """
-    order = sorted(range(len(ps)), key=ps.__getitem__)
-    corrected, largest = [0.0] * len(ps), 0.0
-    for n_before, i in enumerate(order):
-        largest = max(largest, min(1.0, ps[i] * (len(ps) - n_before)))
-        corrected[i] = largest
-    return corrected
-
-
-def on_test_split(results: Results) -> bool:
-    """Return whether test scores are compared: all that was confirmed has them on every seed."""
-    found = [c for source in SOURCES if (c := results.candidate(source))]
-    return bool(found) and all(map(_tested, found))
-
-
-def _tested(candidate: Candidate) -> bool:
-    return (candidate.test is not None and candidate.val is not None
-            and candidate.test.n >= candidate.val.n)
-
-
-def welch(
-    a: Sequence[float], b: Sequence[float], grain: float = 0.0
-) -> tuple[float | None, float | None]:
-    """Return Welch's two-sided p and half the width of the 95 % interval of mean(a) - mean(b).
-
-    Values that come in steps of `grain` hide noise below one step: no sd counts as less than that.
-
-    Returns: (None, None) where either has a single value. Equal values throughout carry no noise
-    where there is no grain: p is then 0 for different means and 1 for equal ones.
-
-    Source: Welch 1947, with the Welch-Satterthwaite degrees of freedom.
-    """
-    if len(a) < 2 or len(b) < 2:
-        return None, None
-    mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
-    va, vb = (max(math.fsum((x - m) ** 2 for x in xs) / (len(xs) - 1), grain**2) / len(xs)
-              for xs, m in ((a, mean_a), (b, mean_b)))
-    # Means of equal floats differ from them by rounding; that is no noise.
-    if va + vb <= (1e-12 * max(abs(mean_a), abs(mean_b))) ** 2:
-        same = math.isclose(mean_a, mean_b, rel_tol=1e-12)
-        return (1.0 if same else 0.0), 0.0
-    from scipy.special import stdtr, stdtrit
-
-    df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
-    error = math.sqrt(va + vb)
-    p = 2.0 * float(stdtr(df, -abs(mean_a - mean_b) / error))
-    return p, float(stdtrit(df, 1 - _ALPHA / 2)) * error
+NAMES = {"grid": "the grid", "random": "random search", "lr-range": "the LR-range pick",
+         "default": "the defaults"}
 
 
 def verdict(results: Results) -> str:
@@ -224,8 +27,8 @@ def verdict(results: Results) -> str:
     if not found:
         return f"{_scored(results)} No baseline was confirmed, so nothing says yet whether the " \
                f"search was worth it."
-    return " ".join(filter(None, (_headline(results, found), _cost(results),
-                                 _missing(results, found))))
+    return " ".join(filter(None, (_headline(results, found), _flattered(results), _cost(results),
+                                 _readings(results), _missing(results, found))))
 
 
 def _without_result(results: Results) -> str:
@@ -262,7 +65,7 @@ def _unconfirmed(results: Results) -> str:
 def _scored(results: Results) -> str:
     best = results.candidate("search")
     assert best is not None and best.val is not None
-    scores, metric = ((best.test, results.test_metric) if best.test and _tested(best)
+    scores, metric = ((best.test, results.test_metric) if best.test and tested(best)
                       else (best.val, results.metric))
     return (f"The search's best, {origin(best)}, has a {metric} of {number(scores.mean)} "
             f"({_seeds(scores.n)}).")
@@ -276,6 +79,20 @@ def origin(candidate: Candidate) -> str:
     return f"trial {candidate.source_trial}" + (f" (rank {rank})" if rank else "")
 
 
+def worth(results: Results) -> bool | None:
+    """Return whether the search was worth it, or None where nothing says so.
+
+    It was where its best is clearly better than the defaults (than each baseline that there is,
+    where a module gives none) and clearly worse than no baseline.
+    """
+    found = compare(results)
+    if not found or all(c.outcome == "unknown" for c in found):
+        return None
+    bars = [c for c in found if c.source == "default"] or found
+    return (all(c.outcome == "better" for c in bars)
+            and not any(c.outcome == "worse" for c in found))
+
+
 def _headline(results: Results, found: list[Comparison]) -> str:
     by = {outcome: [c for c in found if c.outcome == outcome]
           for outcome in ("better", "worse", "noise", "equal", "unknown")}
@@ -286,17 +103,17 @@ def _headline(results: Results, found: list[Comparison]) -> str:
         clauses.append(f"is clearly worse than {_each(by['worse'])}")
     if by["noise"]:
         n = min(c.n_seeds for c in by["noise"])
-        clauses.append(f"differs from {_each(by['noise'], signed=True)} by no more than the noise "
+        clauses.append(f"differs from {_each(by['noise'], turned=True)} by no more than the noise "
                        f"of {_seeds(n)}{_coarse(by['noise'])}")
     if by["equal"]:
-        clauses.append(f"scores the same as {_listed([_NAMES[c.source] for c in by['equal']])}")
+        clauses.append(f"scores the same as {_listed([NAMES[c.source] for c in by['equal']])}")
     if by["unknown"]:
-        clauses.append(f"differs from {_each(by['unknown'], signed=True)}, with one seed too few "
+        clauses.append(f"differs from {_each(by['unknown'], turned=True)}, with one seed too few "
                        f"to tell that from noise")
     n = found[0].n_choices
     chosen = f", chosen among {n} by these same scores," if n > 1 else ""
-    return (f"{_opening(found)}: on {found[0].metric} its best{chosen} "
-            f"{_listed(clauses, '; it ')}.")
+    return (f"{_opening(results, found)}: on {found[0].metric} its best{chosen} "
+            f"{_listed(clauses, '; it ')}.{_more_seeds(results, by['noise'])}")
 
 
 def _coarse(found: list[Comparison]) -> str:
@@ -304,46 +121,111 @@ def _coarse(found: list[Comparison]) -> str:
     return f", on scores no finer than {number(max(grains))}" if grains else ""
 
 
-def _opening(found: list[Comparison]) -> str:
+def _more_seeds(results: Results, noise: list[Comparison]) -> str:
+    """Say how many seeds it would take to tell the nearest call, and whether that could matter."""
+    closest = max(noise, key=lambda c: abs(c.difference) / (c.sd or 1.0), default=None)
+    if closest is None or not closest.sd:
+        return ""
+    n = closest.n_seeds_to_show
+    size = number(abs(closest.difference))
+    said = (f"more than {MOST_SEEDS:,}" if n is None else f"about {max(n, closest.n_seeds + 1):,}")
+    return (f" To show a difference of {size}, that to {NAMES[closest.source]}, would take {said} "
+            f"seeds{_unnoticed(results, closest)}.")
+
+
+def _unnoticed(results: Results, one: Comparison) -> str:
+    split = {c.name: s.by_seed for c in results.candidates
+             if (s := c.test if one.metric == results.test_metric else c.val)}
+    noise = seed_sd(split)
+    return (f"; it is less than the {number(noise)} by which one training differs from the next"
+            if abs(one.difference) < noise else "")
+
+
+def _opening(results: Results, found: list[Comparison]) -> str:
     outcomes = {c.outcome for c in found}
-    if outcomes == {"better"}:
-        return "The search won"
-    if "worse" in outcomes:
-        return "The search lost"
-    if "better" in outcomes:
-        return "The search won in part"
     if outcomes == {"unknown"}:
         return "Not decided"
-    return "No difference that these seeds can show"
+    if outcomes == {"better"}:
+        said = "The search won"
+    elif "worse" in outcomes:
+        said = "The search lost"
+    elif "better" in outcomes:
+        said = "The search won in part"
+    else:
+        said = "No difference that these seeds can show"
+    return f"{'Worth it' if worth(results) else 'Not worth it'}. {said}"
 
 
-def _each(found: list[Comparison], *, signed: bool = False) -> str:
-    return _listed([f"{_NAMES[c.source]} ({_change(c, signed)})" for c in found])
+def _each(found: list[Comparison], *, turned: bool = False) -> str:
+    return _listed([f"{NAMES[c.source]} ({_change(c, turned)})" for c in found])
 
 
-def _change(comparison: Comparison, signed: bool) -> str:
+def _change(comparison: Comparison, turned: bool) -> str:
+    """Return the size of a difference with half its interval, and its turn where asked for."""
     size = number(abs(comparison.difference))
-    if not signed:
+    if comparison.low is not None and comparison.high is not None:
+        size += f" ± {number((comparison.high - comparison.low) / 2)}"
+    if not turned:
         return f"by {size}"
     return f"{size} {'better' if comparison.difference > 0 else 'worse'}"
 
 
-def _cost(results: Results) -> str:
-    grid, search = results.phase("grid"), results.phase("search")
-    if results.best("grid") is None:
+def flattery(results: Results) -> tuple[float, float] | None:
+    """Return the search's own score of its confirmed best, and by how much it promised too much.
+
+    The latter is above zero where fresh seeds gave less: the winner's curse, for which the best of
+    many noisy scores is chosen.
+    """
+    best = results.candidate("search")
+    own = next((t.score for t in results.phase("search").trials
+                if best and t.number == best.source_trial), None)
+    if best is None or best.val is None or own is None:
+        return None
+    return own, (own - best.val.mean) * (1.0 if results.maximize else -1.0)
+
+
+def _flattered(results: Results) -> str:
+    found = flattery(results)
+    if found is None:
         return ""
-    after, passed = epochs_to_reach(results, "grid"), epochs_to_pass(results, "grid")
-    bar, spent = "the grid's best validation score", count(grid.n_epochs)
+    own, more = found
+    metric = results.metric
+    if not more:
+        return f"Fresh seeds gave it the very {metric} that the search had, {number(own)}."
+    return (f"The search had given it a {metric} of {number(own)}, {number(abs(more))} "
+            f"{'better' if more > 0 else 'worse'} than fresh seeds did"
+            f"{': the winner' + chr(39) + 's curse' if more > 0 else ''}.")
+
+
+def _readings(results: Results) -> str:
+    """Say where the test split was read before: then it is no longer fresh."""
+    n = max((c.n_readings for c in results.candidates), default=0)
+    return (f"The test split was read by {n} confirmations of this study: whoever went on with "
+            f"the study after the first may have done so with it in sight." if n > 1 else "")
+
+
+def _cost(results: Results) -> str:
+    return " ".join(filter(None, (_cost_against(results, "grid"),
+                                  _cost_against(results, "random"))))
+
+
+def _cost_against(results: Results, baseline: str) -> str:
+    theirs, search, best = results.phase(baseline), results.phase("search"), results.best(baseline)
+    if best is None or best.score is None:
+        return ""
+    after, passed = epochs_to_reach(results, baseline), epochs_to_pass(results, baseline)
+    bar = f"{NAMES[baseline]}'s best validation score"
+    n, spent = count(search.n_epochs), count(theirs.n_epochs)
+    stood = at_equal_epochs(results, baseline)
+    there = (f"{NAMES[baseline]} spent {spent}" + (f", and by then the search stood at "
+             f"{number(stood)} against {number(best.score)}" if stood is not None else ""))
     if after is None:
-        return f"Its {count(search.n_epochs)} epochs never reached {bar}; the grid spent {spent}."
+        return f"Its {n} epochs never reached {bar}; {there}."
     if passed is not None:
-        return (f"It passed {bar} after {count(passed)} of {count(search.n_epochs)} epochs; the "
-                f"grid spent {spent}.")
-    best = results.best("grid")
-    top = best is not None and best.score == results.highest
-    return (f"It reached {bar} after {count(after)} of {count(search.n_epochs)} epochs"
-            f"{', and none is higher' if top else ' and did not pass it'}; the grid spent "
-            f"{spent}.")
+        return f"It passed {bar} after {count(passed)} of {n} epochs; {there}."
+    top = best.score == results.highest
+    return (f"It reached {bar} after {count(after)} of {n} epochs"
+            f"{', and none is higher' if top else ' and did not pass it'}; {there}.")
 
 
 def _missing(results: Results, found: list[Comparison]) -> str:
@@ -355,7 +237,7 @@ def _missing(results: Results, found: list[Comparison]) -> str:
         said.append("The LR range test found no learning rate to pick.")
     if missing:
         said.append(f"Not compared, for want of confirmed scores: "
-                    f"{_listed([_NAMES[s] for s in missing])}.")
+                    f"{_listed([NAMES[s] for s in missing])}.")
     return " ".join(said)
 
 
@@ -374,6 +256,11 @@ def number(value: float) -> str:
     if value == 0 or 0.001 <= abs(value) < 1000:
         return f"{value:.4f}"
     return f"{value:.3g}"
+
+
+def signed(value: float) -> str:
+    """Return a difference for reading, with its sign."""
+    return ("+" if value > 0 else "-" if value < 0 else "") + number(abs(value))
 
 
 def score(mean: float, sd: float | None) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hpo.confirm import (
     candidates,
     fresh_seeds,
     items,
+    next_round,
     ranked,
     register,
     score_items,
@@ -69,7 +72,7 @@ def work_off(db: Database, value_of: Any, **attrs: Any) -> None:
 def trained(db: Database, study: str, xs: list[float]) -> None:
     ensure_study(db, study, "maximize", "val_accuracy")
     db.tickets.write("s", study, "trial", fixed_items([params(x) for x in xs], 0))
-    work_off(db, lambda x, seed: None if x == 0.0 else x)
+    work_off(db, lambda x, seed: None if x == 0.0 else x, n_epochs=lambda number: 20)
 
 
 def labels(found: list[Candidate]) -> list[tuple[str, float, int | None]]:
@@ -152,7 +155,7 @@ def test_the_registry_holds_mean_and_spread_over_the_fresh_seeds(db: Database) -
     while (claim := db.tickets.claim("s", "me", "host", 1, 30.0)) is not None:
         db.tickets.finish(claim.ticket.id, "me", "done", None,
                           {"test_accuracy": 0.25 * (claim.ticket.payload["seed"])})
-    register(db, "s", SETTINGS, SPEC, chosen, [1, 2], {"fingerprint": "abc"})
+    register(db, "s", SETTINGS, SPEC, chosen, {"fingerprint": "abc"})
     rows = {(row["phase"], row["rank"]): row for row in db.registry.rows("s")}
     assert set(rows) == {("search", 1), ("search", 2), ("grid", 1)}
     first = rows["search", 1]
@@ -163,7 +166,7 @@ def test_the_registry_holds_mean_and_spread_over_the_fresh_seeds(db: Database) -
     assert first["checkpoint"].endswith(f"{first['scores'][1]['trial']}.pt")
     assert (first["data_fingerprint"], first["device"], first["duration_s"]) == ("abc", "cpu", 4.0)
     assert "optuna" in first["versions"]
-    assert rows["grid", 1]["epochs_spent"] == 0
+    assert rows["grid", 1]["epochs_spent"] == 20
 
 
 def test_registering_again_replaces_the_rows_and_keeps_their_ids(db: Database) -> None:
@@ -174,7 +177,7 @@ def test_registering_again_replaces_the_rows_and_keeps_their_ids(db: Database) -
     work_off(db, lambda x, seed: x)
     ids = set()
     for _ in range(2):
-        register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+        register(db, "s", SETTINGS, SPEC, chosen, {})
         ids |= {row["id"] for row in db.registry.rows("s")}
     assert len(ids) == 1
 
@@ -188,7 +191,7 @@ def test_a_single_seed_has_no_spread_and_an_objective_of_its_own_no_test_score(
     db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
     work_off(db, lambda x, seed: x)
     assert score_items(db, "s") == []
-    register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+    register(db, "s", SETTINGS, SPEC, chosen, {})
     [row] = db.registry.rows("s")
     assert (row["val_mean"], row["val_sd"], row["test_mean"], row["test_sd"]) == (
         0.8, None, None, None)
@@ -200,7 +203,7 @@ def test_candidates_whose_confirmation_failed_have_no_row(db: Database) -> None:
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
     db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
     work_off(db, lambda x, seed: None if x == 0.8 else x)
-    register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+    register(db, "s", SETTINGS, SPEC, chosen, {})
     assert [(row["rank"], row["params"]["x"]) for row in db.registry.rows("s")] == [(1, 0.7)]
 
 
@@ -210,7 +213,7 @@ def test_a_seed_without_a_result_is_told_and_left_out_of_the_mean(db: Database) 
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
     db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2, 3]))
     work_off(db, lambda x, seed: None if seed == 2 else x + seed / 100)
-    assert register(db, "s", SETTINGS, SPEC, chosen, [1, 2, 3], {}) == [
+    assert register(db, "s", SETTINGS, SPEC, chosen, {}) == [
         "confirm: search#1 has no result on seed 2, so its mean is over 2 of 3"]
     [row] = db.registry.rows("s")
     assert row["lost_seeds"] == [2] and row["seeds"] == [1, 3]
@@ -225,10 +228,91 @@ def test_a_smaller_podium_leaves_no_row_of_the_larger_one(db: Database) -> None:
         chosen = candidates(db, "s", SPEC, None, top_k)
         db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
         work_off(db, lambda x, seed: x)
-        register(db, "s", SETTINGS, SPEC, chosen, [1], {})
+        register(db, "s", SETTINGS, SPEC, chosen, {})
     assert [(row["rank"], row["params"]["x"]) for row in db.registry.rows("s")] == [(1, 0.8)]
     states = [row["state"] for row in db.registry.rows("s", with_deleted=True)]
     assert sorted(states) == ["current", "replaced", "replaced"]
+
+
+def confirming(db: Database, **of: Any) -> tuple[list[Candidate], Settings]:
+    """Train 3 search trials and a grid of 20 epochs each on the search's seed, and 3 fresh ones.
+
+    The first two are equal but for a little noise, the grid is far behind.
+    """
+    trained(db, "s", [0.8, 0.79, 0.1])
+    trained(db, "s/grid", [0.3])
+    chosen = candidates(db, "s", SPEC, None, 2)
+    ensure_study(db, "s/confirm", "maximize", "val_accuracy")
+    settings = replace(SETTINGS, seed=0, epochs=20, **of)
+    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2, 3]))
+    return chosen, settings
+
+
+def noisy(x: float, seed: int) -> float:
+    mean = 0.8 if x > 0.5 else 0.3
+    return mean + random.Random(f"{x}/{seed}").gauss(0, 0.01)
+
+
+def test_the_close_ones_are_trained_on_more_seeds_and_the_beaten_are_not(db: Database) -> None:
+    chosen, settings = confirming(db, confirm_budget=9.0, confirm_resolution=1e-9)
+    work_off(db, noisy)
+    coming = next_round(db, "s", settings, SPEC, chosen, {})
+    assert [(t.payload["candidate"], t.payload["seed"], t.payload["round"])  # type: ignore[index]
+            for t in coming.items] == [("search#1", 4, 1), ("search#2", 4, 1),
+                                       ("search#1", 5, 1), ("search#2", 5, 1)]
+    assert "not told from search trial" in coming.said
+    assert "2 seeds more (4 trainings)" in coming.said
+    db.tickets.write("s", "s/confirm", "trial", coming.items)
+    work_off(db, noisy)
+    register(db, "s", settings, SPEC, chosen, {})
+    n_seeds = {(row["phase"], row["rank"]): len(row["scores"]) for row in db.registry.rows("s")}
+    assert n_seeds == {("search", 1): 5, ("search", 2): 5, ("grid", 1): 3}
+    again = next_round(db, "s", settings, SPEC, chosen, {})
+    assert {t.payload["round"] for t in again.items} == {2}  # type: ignore[index]
+    assert len(again.items) == 6
+
+
+@pytest.mark.parametrize(("budget", "n_more"), [(2.5, 0), (2.8, 2), (3.0, 2), (3.3, 4)])
+def test_the_budget_is_a_part_of_the_epochs_spent_before(
+    db: Database, budget: float, n_more: int
+) -> None:
+    """By hand: 80 epochs before; 2.8 times that pays for 11 trainings of 20, and 9 are done."""
+    chosen, settings = confirming(db, confirm_budget=budget, confirm_resolution=1e-9)
+    work_off(db, noisy)
+    coming = next_round(db, "s", settings, SPEC, chosen, {})
+    assert len(coming.items) == n_more
+    assert (f"--confirm-budget {budget:g} pays for no more" in coming.said) == (n_more == 0)
+
+
+def test_a_settled_order_ends_the_race(db: Database) -> None:
+    chosen, settings = confirming(db, confirm_budget=9.0, confirm_resolution=1.0)
+    work_off(db, noisy)
+    coming = next_round(db, "s", settings, SPEC, chosen, {})
+    assert coming.items == [] and coming.said == "confirm: the order is settled after 3 seeds"
+
+
+def test_the_test_split_is_read_once_for_each_training_and_each_reading_is_marked(
+    db: Database
+) -> None:
+    chosen, settings = confirming(db)
+    work_off(db, noisy, checkpoint=lambda n: f"artifacts/s/confirm/{n}.pt")
+
+    def read() -> int:
+        new = score_items(db, "s")
+        db.tickets.write("s", "s/confirm", "score", new)
+        while (claim := db.tickets.claim("s", "me", "host", 1, 30.0)) is not None:
+            db.tickets.finish(claim.ticket.id, "me", "done", None, {"test_accuracy": 0.5})
+        return len(new)
+
+    assert (read(), read()) == (9, 0)
+    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2, 3, 4], 1))
+    work_off(db, noisy, checkpoint=lambda n: f"artifacts/s/confirm/{n}.pt")
+    assert read() == 3
+    register(db, "s", settings, SPEC, chosen, {})
+    for row in db.registry.rows("s"):
+        assert [run["reading"] for run in row["scores"]] == [1, 1, 1, 2]
+        assert [run["round"] for run in row["scores"]] == [0, 0, 0, 1]
+        assert all(run["test_read_at"].endswith("+00:00") for run in row["scores"])
 
 
 def test_versions_name_what_a_result_depends_on() -> None:

@@ -11,9 +11,16 @@ import pytest
 import study_samples as samples
 
 from hpo.errors import NoResult
+from hpo.progress import (
+    at_equal_epochs,
+    band,
+    best_after,
+    best_so_far,
+    epochs_to_pass,
+    epochs_to_reach,
+)
 from hpo.read_results import collect
-from hpo.results import Phase, Trial, best_so_far, study_of
-from hpo.verdict import epochs_to_pass, epochs_to_reach
+from hpo.results import Phase, Trial, study_of
 
 
 @pytest.fixture
@@ -205,3 +212,54 @@ def test_importing_reports_loads_neither_torch_nor_optuna_nor_matplotlib():
             "& set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def spent(*trials: tuple[int, float | None], maximize: bool = True, phase: str = "random"):
+    """Return a study whose phase has these trials: epochs and value, None for a failed one."""
+    made = tuple(Trial(i, "FAIL" if value is None else "COMPLETE", value, ended_at=samples.START
+                       + timedelta(seconds=i), attrs={"n_epochs": n})
+                 for i, (n, value) in enumerate(trials))
+    return samples.results(phases={phase: Phase(phase, phase, made)}, maximize=maximize)
+
+
+def test_the_best_after_some_epochs_is_that_of_the_trials_that_had_ended():
+    steps = [(8.0, 0.4), (16.0, 0.5)]
+    assert [best_after(steps, n) for n in (7, 8, 15.9, 16, 99)] == [None, 0.4, 0.4, 0.5, 0.5]
+
+
+def test_at_equal_epochs_the_search_is_what_it_was_when_it_had_spent_as_many():
+    study = samples.results()
+    steps = best_so_far(study, "search")
+    n = study.phase("grid").n_epochs
+    assert n < study.phase("search").n_epochs
+    assert at_equal_epochs(study, "grid") == max(v for at, v in steps if at <= n)
+    assert at_equal_epochs(study, "random") is None
+
+
+def test_a_band_of_two_trials_is_what_chance_makes_of_them():
+    """By hand, draws with replacement: half of the courses hold the better one after one trial,
+    three quarters after two; so 80 % of them lie between the two values throughout."""
+    found = band(spent((5, 0.2), (5, 0.6)), "random", n_points=4)
+    assert found is not None and found.epochs == (2.5, 5.0, 7.5, 10.0)
+    assert found.low == (None, 0.2, 0.2, 0.2)
+    assert found.high == (None, 0.6, 0.6, 0.6)
+    assert found.median[-1] == 0.6 and found.median[0] is None
+
+
+def test_in_a_band_the_better_is_above_also_where_less_is_better():
+    found = band(spent((5, 0.2), (5, 0.6), maximize=False), "random", n_points=2)
+    assert found is not None
+    assert (found.low[-1], found.median[-1], found.high[-1]) == (0.2, 0.2, 0.6)
+
+
+def test_a_course_without_a_value_yet_stands_behind_all_others():
+    """Nine trials of ten fail: after one trial most courses have no value at all."""
+    found = band(spent(*[(1, None)] * 18, (1, 0.5), (1, 0.6)), "random", n_points=20)
+    assert found is not None
+    assert found.median[0] is None and found.high[0] in (None, 0.5)
+    assert found.high[-1] == 0.6
+
+
+def test_only_baselines_whose_trials_know_nothing_of_each_other_have_a_band():
+    assert band(samples.results(), "search") is None and band(samples.results(), "grid")
+    assert band(spent((5, 0.2)), "random") is None

@@ -129,7 +129,7 @@ def test_a_study_s_command_says_all_that_its_numbers_depend_on(tmp_path: Path) -
     assert command("cifar", "second try", asked.stored()) == (
         "hpo run --study cifar --name 'second try' --n-trials 7 --epochs 8 --seed 0 --sampler tpe "
         "--pruner median --prune-startup 5 --prune-warmup 2 --audit-fraction 0.05 --top-k 3 "
-        "--confirm-seeds 3 "
+        "--confirm-seeds 3 --confirm-budget 0.15 "
         f"--data-fraction 1.0 --max-retries 0 --allow-duplicates --data-dir '{images}'")
 
 
