@@ -26,7 +26,7 @@ def test_random_search_trains_each_trial_whole_and_is_confirmed(tmp_path: Path) 
     assert len({t.params["x"] for t in drawn}) == 6
     row = next(line for line in out.splitlines() if line.startswith("random  "))
     best = min(drawn, key=lambda t: t.value or 0.0)
-    assert row.split()[1] == str(best.number) and row.split()[-2:] == ["6", "24"]
+    assert row.split()[1] == str(best.number) and "  6      24  " in row
     confirmed = trials(tmp_path, "s/confirm")
     assert {t.user_attrs["candidate"] for t in confirmed} >= {"random", "search#1"}
     shown = hpo(tmp_path, "show", "random/0", "--study", "s").stdout
