@@ -5,6 +5,7 @@ Imports neither torch nor Optuna, so that `hpo --help` answers at once.
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -167,7 +168,8 @@ def check(
 
 @app.command()
 def doctor(
-    study: Study, devices: Devices = "auto", data_dir: DataDir = None,
+    study: Study, devices: Devices = "auto", gpus_per_trial: GpusPerTrial = 1,
+    data_dir: DataDir = None,
     data_fraction: Fraction = None, seed: Seed = None,
     profile: Annotated[bool, typer.Option(
         "--profile", help="Write a torch.profiler trace and list the ten slowest operators.")] =
@@ -177,7 +179,8 @@ def doctor(
     """Look at machine, database, data, model and a few steps; 1: something is wrong."""
     from hpo.doctor import doctor as look
 
-    settings = _brief(study, devices, data_dir, data_fraction, home, seed, storage)
+    settings = replace(_brief(study, devices, data_dir, data_fraction, home, seed, storage),
+                       gpus_per_trial=gpus_per_trial)
     return look(settings, console(), profile=profile, as_json=json)
 
 

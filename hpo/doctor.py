@@ -19,6 +19,7 @@ from hpo.diagnosis.finding import NOT_CHECKED, WRONG, Finding, wrong
 from hpo.diagnosis.machine import machine_findings
 from hpo.errors import InputError
 from hpo.launch import make_home, order_of
+from hpo.settings import check
 from hpo.trial_run import described_by_worker, end
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def doctor(settings: Settings, console: Console, *, profile: bool, as_json: bool
         InputError: for bad flags, or a module with faults.
     """
     started = time.monotonic()
+    check(settings)
     # The workers that `hpo run` would start: the doctor's has the threads of one of them.
-    slots = devices.slots(settings.devices, None)
+    slots = devices.slots(settings.devices, None, n_each=settings.gpus_per_trial)
     pool, described, settings = described_by_worker(settings, slots[0])
     trace = settings.home / "reports" / settings.study / "doctor-trace.json" if profile else None
     found: list[Finding] = []

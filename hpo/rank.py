@@ -102,6 +102,10 @@ def _follow(spec: StudySpec, commands: _Commands, rank: int, n: int) -> None:
             _free()
         elif what in _METHODS and trainer is not None:
             getattr(trainer, what)()
+        elif what == "try_steps" and trainer is not None:
+            from hpo.diagnosis.together import try_steps
+
+            try_steps(trainer)
         else:
             raise ValueError(f"rank {rank} was told {what!r} and does not know it")
 

@@ -17,6 +17,8 @@ from hpo.tasks import finite
 
 if TYPE_CHECKING:
     from hpo.diagnosis.finding import Finding
+    from hpo.ranks import Ranks
+    from hpo.train.recipe import Recipe
 
 
 def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
@@ -35,23 +37,45 @@ def prepare(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:
         return prepare_recipe(spec.build(run, **first_params(spec)), run, warnings_of)
 
 
-def examine(spec: StudySpec, order: dict[str, Any], trace: Path | None) -> Iterator[Finding]:
+def examine(
+    spec: StudySpec, order: dict[str, Any], trace: Path | None, ranks: Ranks
+) -> Iterator[Finding]:
     """Yield what `hpo doctor` is to say of a study's recipe, and of a loop of its own."""
     goal, build = Goal(spec.metric, spec.direction == "maximize"), spec.build
     if build is not None:
-        from hpo.diagnosis.examination import examine as examine_recipe
-
         with tempfile.TemporaryDirectory(prefix="hpo-doctor-") as folder:
-            run = make_run(order, int(order["seed"]), Path(folder))
-            yield from examine_recipe(
-                # Seeded each time: what `build` draws must be the same.
-                lambda: build(make_run(order, run.seed, Path(folder)), **first_params(spec)), run,
-                metric=spec.metric, maximize=goal.maximize, trace=trace)
+            yield from _of_recipe(spec, order, Path(folder), trace, ranks)
     if spec.objective is not None:
         from hpo.diagnosis.own_loop import examine_loop
 
         yield from examine_loop(lambda: first_epoch(spec, order), goal, int(order["epochs"]),
                                 alone=build is None)
+
+
+def _of_recipe(
+    spec: StudySpec, order: dict[str, Any], folder: Path, trace: Path | None, ranks: Ranks
+) -> Iterator[Finding]:
+    from hpo.diagnosis.examination import examine as examine_recipe
+    from hpo.diagnosis.examination import guarded
+    from hpo.diagnosis.finding import WRONG, not_checked
+    from hpo.diagnosis.together import PART, together_findings
+
+    run, params = make_run(order, int(order["seed"]), folder), first_params(spec)
+
+    def build() -> Recipe:
+        # Seeded each time: what `build` draws must be the same.
+        assert spec.build is not None
+        return spec.build(make_run(order, run.seed, folder), **params)
+
+    is_sound = True
+    for finding in examine_recipe(build, run, metric=spec.metric,
+                                  maximize=spec.direction == "maximize", trace=trace):
+        is_sound &= finding.verdict != WRONG
+        yield finding
+    if ranks.n > 1 and is_sound:
+        yield from guarded(PART, lambda: together_findings(build, run, ranks, order, params))
+    elif ranks.n > 1:
+        yield not_checked(PART, "all", "mend what is wrong first")
 
 
 def first_epoch(spec: StudySpec, order: dict[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _answer(spec, command: dict[str, Any], channel: Channel, ranks: Ranks) -> bo
         elif command["cmd"] == "examine":
             trace = command["trace"]
             for finding in rehearsal.examine(spec, command["order"],
-                                             None if trace is None else Path(trace)):
+                                             None if trace is None else Path(trace), ranks):
                 channel.send("finding", finding=finding.to_json())
             channel.send("examined")
         else:

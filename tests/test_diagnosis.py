@@ -526,8 +526,8 @@ def test_a_fault_of_a_loop_gets_its_line(
     assert found.verdict == verdict and text in found.text, found.line()
 
 
-def slots(n: int, threads: int, device: str = "cpu") -> list[Slot]:
-    return [Slot(i, device, "" if device == "cpu" else str(i), threads) for i in range(n)]
+def slots(n: int, threads: int, device: str = "cpu", n_each: int = 1) -> list[Slot]:
+    return [Slot(i, device, "" if device == "cpu" else str(i), threads, n_each) for i in range(n)]
 
 
 @pytest.mark.parametrize("workers, threads, cores, quota, verdict", [
@@ -541,7 +541,28 @@ def test_threads_are_held_against_the_cores_that_may_be_used(
 
 @pytest.mark.parametrize("workers, gb, verdict", [(2, 8, "ok"), (2, 2, "look"), (4, 1, "wrong")])
 def test_memory_is_held_against_what_workers_take(workers: int, gb: int, verdict: str) -> None:
-    assert machine.memory_finding(workers, gb * 2**30).verdict == verdict
+    assert machine.memory_finding(slots(workers, 1), gb * 2**30).verdict == verdict
+
+
+def test_threads_and_memory_are_those_of_all_processes_of_a_trial() -> None:
+    two_of_two = slots(2, 4, n_each=2)
+    assert machine.threads_finding(two_of_two, 16, None).text == (
+        "4 processes with 4 threads each on 16 cores")
+    assert machine.threads_finding(two_of_two, 64, None).verdict == "look"
+    assert machine.memory_finding(two_of_two, 8 * 2**30).text == (
+        "8.0 GB free; 4 processes take 2.3 GB before data")
+
+
+@pytest.mark.parametrize("device, visible, text", [
+    ("cpu", "", "1 trial at once, of 2 processes each"),
+    ("cuda", "0,1", "1 trial at once, of 2 GPUs each")])
+def test_each_device_of_a_trial_has_its_line(device: str, visible: str, text: str) -> None:
+    found = list(machine.machine_findings([Slot(0, device, visible, 1, 2)]))
+    [trials] = [one for one in found if one.what == "trials"]
+    assert (trials.verdict, trials.text) == ("ok", text)
+    named = [one.text.split(":")[0] for one in found if one.what == "device"]
+    assert named == (["gpu 0", "gpu 1"] if device == "cuda" else [
+        "1 worker on the CPU; no GPU is used"])
 
 
 LISTED = ("0, GPU-aaaa-1, NVIDIA H200, 570.12, 143771, 500\n"

@@ -51,7 +51,7 @@ def examine(
     try:
         with made.computing():
             yield torch_finding(made.device)
-            yield from _guarded("data", lambda: _rest(made, build, run, metric, maximize, trace))
+            yield from guarded("data", lambda: _rest(made, build, run, metric, maximize, trace))
     finally:
         made.close()
 
@@ -87,7 +87,7 @@ def _said(error: Exception) -> str:
     return f"{discover.where(error)}: {type(error).__name__}: {text[0] if text else ''}"
 
 
-def _guarded(part: str, findings: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def guarded(part: str, findings: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Yield findings up to an error, which is one itself."""
     try:
         yield from findings()
@@ -108,17 +108,17 @@ def _rest(
         yield not_checked("model", "all", "mend the data first")
         return
     # Before a pass changes what batch norm has counted.
-    yield from _guarded("model", lambda: iter([repeat_finding(
+    yield from guarded("model", lambda: iter([repeat_finding(
         trainer, lambda: Trainer(build(), run, metric=metric, maximize=maximize))]))
     unfit = False
-    for finding in _guarded("model", lambda: model_findings(trainer)):
+    for finding in guarded("model", lambda: model_findings(trainer)):
         unfit |= finding.verdict == WRONG and finding.what in ("passes", "parameters", "error")
         yield finding
     if unfit:
         yield not_checked("training", "all", "mend the model first")
         return
-    yield from _guarded("training", lambda: training_findings(trainer))
-    yield from _guarded(SPEED, lambda: _speed(trainer, trace))
+    yield from guarded("training", lambda: training_findings(trainer))
+    yield from guarded(SPEED, lambda: _speed(trainer, trace))
 
 
 def _speed(trainer: Trainer, trace: Path | None) -> Iterator[Finding]:

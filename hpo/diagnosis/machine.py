@@ -28,10 +28,28 @@ def machine_findings(slots: Sequence[Slot]) -> Iterator[Finding]:
         yield ok(PART, "device", f"{plural(len(slots), 'worker')} on the CPU; no GPU is used")
     else:
         yield from _gpu_findings(slots)
+    if slots[0].n_devices > 1:
+        yield trials_finding(slots)
     yield threads_finding(slots, n_cores(), cpu_quota())
     available = available_bytes()
     if available is not None:
-        yield memory_finding(len(slots), available)
+        yield memory_finding(slots, available)
+
+
+def trials_finding(slots: Sequence[Slot]) -> Finding:
+    """Return how many trials run at once where each has several devices."""
+    n_each = slots[0].n_devices
+    each = plural(n_each, "process") if slots[0].device == "cpu" else f"{n_each} GPUs"
+    return ok(PART, "trials", f"{plural(len(slots), 'trial')} at once, of {each} each")
+
+
+def _n_processes(slots: Sequence[Slot]) -> int:
+    return sum(slot.n_devices for slot in slots)
+
+
+def _processes(slots: Sequence[Slot]) -> str:
+    n = _n_processes(slots)
+    return plural(n, "worker" if n == len(slots) else "process")
 
 
 def _gpu_findings(slots: Sequence[Slot]) -> Iterator[Finding]:
@@ -42,7 +60,7 @@ def _gpu_findings(slots: Sequence[Slot]) -> Iterator[Finding]:
             listed = subprocess.run(
                 ["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"],
                 capture_output=True, text=True, timeout=30).stdout
-    for visible in dict.fromkeys(slot.visible for slot in slots):
+    for visible in dict.fromkeys(one for slot in slots for one in slot.visible.split(",")):
         yield gpu_finding(visible, listed)
 
 
@@ -68,8 +86,8 @@ def gpu_finding(visible: str, listed: str) -> Finding:
 
 def threads_finding(slots: Sequence[Slot], cores: int, quota: float | None) -> Finding:
     """Return whether the workers' threads fit the cores that may be used."""
-    n_workers, each = len(slots), slots[0].n_threads
-    text = (f"{plural(n_workers, 'worker')} with {plural(each, 'thread')} each on "
+    n_workers, each = _n_processes(slots), slots[0].n_threads
+    text = (f"{_processes(slots)} with {plural(each, 'thread')} each on "
             f"{plural(cores, 'core')}")
     if quota is not None and quota < cores and n_workers * each > max(1.0, quota):
         fitting = max(1, int(quota) // n_workers)
@@ -82,10 +100,10 @@ def threads_finding(slots: Sequence[Slot], cores: int, quota: float | None) -> F
     return ok(PART, "threads", text)
 
 
-def memory_finding(n_workers: int, available: int) -> Finding:
+def memory_finding(slots: Sequence[Slot], available: int) -> Finding:
     """Return whether the host's free memory holds the workers, before their models and data."""
-    free, needed = available / 2**30, n_workers * WORKER_BYTES / 2**30
-    text = f"{free:.1f} GB free; {plural(n_workers, 'worker')} take {needed:.1f} GB before data"
+    free, needed = available / 2**30, _n_processes(slots) * WORKER_BYTES / 2**30
+    text = f"{free:.1f} GB free; {_processes(slots)} take {needed:.1f} GB before data"
     if needed > free:
         return wrong(PART, "memory", text, "give fewer --workers")
     if 2 * needed > free:

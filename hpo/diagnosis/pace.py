@@ -219,7 +219,7 @@ def pace_finding(trainer: Trainer, pace: Pace) -> Finding:
     shares = ", ".join(f"{part} {pace.share(part):.0%}" for part in (
         "data", "copy", "augment", "forward", "backward", "optimizer", "evaluation")
         if part in pace.seconds)
-    text = (f"about {_span(pace.epoch_s)} an epoch, {pace.images_per_s:,.0f} rows a second: "
+    text = (f"about {span(pace.epoch_s)} an epoch, {pace.images_per_s:,.0f} rows a second: "
             f"{shares} (of {plural(pace.n_steps, 'step')})")
     over = {part: pace.share(part) / limit for part, limit in HIGH.items()
             if pace.share(part) > limit}
@@ -228,8 +228,10 @@ def pace_finding(trainer: Trainer, pace: Pace) -> Finding:
     return look(PART, "epoch", text, cure(trainer, max(over, key=over.__getitem__)))
 
 
-def _span(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+def span(seconds: float) -> str:
+    """Return seconds as a person reads them."""
+    return f"{1000 * seconds:.{1 if seconds < 0.01 else 0}f} ms" if seconds < 1 else (
+        f"{seconds:.3g} s")
 
 
 def cure(trainer: Trainer, part: str) -> str:

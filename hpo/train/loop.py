@@ -316,7 +316,7 @@ class Trainer:
         for i, (images, labels) in enumerate(self.batches(size, len(rates))):
             set_rate(self.optimizer, rates[n_made])
             n = min(size, n_rows - i * size)
-            loss = self._backward(images, labels, n)
+            loss = self.backward(images, labels, n)
             if not self.update.step():
                 continue
             losses.append(loss)
@@ -332,7 +332,7 @@ class Trainer:
         self.team.sum_(loss)
         return loss, n_made
 
-    def _backward(self, images: Tensor, labels: Tensor | MixedLabels, n_rows: int) -> Tensor:
+    def backward(self, images: Tensor, labels: Tensor | MixedLabels, n_rows: int) -> Tensor:
         """Add the gradient of a batch of `n_rows` to the parameters', and return its mean loss.
 
         Each micro-batch counts by its rows: they are of one size, or differ by one row. The loss
