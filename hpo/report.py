@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo import bounds
 from hpo.audit import audit, sentence
 from hpo.importance import importance
 from hpo.report_json import to_json
@@ -136,8 +137,8 @@ def markdown(results: Results, links: Mapping[str, str]) -> str:
     parts = [
         f"# {results.name}", f"**{verdict(results)}**",
         "## Result", _table(_head(results), _rows(results), n_left=2), _reading(results),
-        *_params(results), *_pictures(results, links), *_best_trials(results),
-        *_pruning(results),
+        *_params(results), *filter(None, [bounds.warning(results)]), *_pictures(results, links),
+        *_best_trials(results), *_pruning(results),
         *_endings(results), *_costs(results), *_versions(results), *_repeat(results),
     ]
     return "\n\n".join(parts) + "\n"
