@@ -11,11 +11,14 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo import bounds
 from hpo import settings as s
 from hpo.errors import HpoError, InputError, NoResult
+from hpo.space import space_from_json
 from hpo.studies import open_existing, phase_studies, require
 
 if TYPE_CHECKING:
@@ -82,8 +85,9 @@ def best(
         found = collected(db, study)
         rows = registered(db, study, "search")
     data = _registered_best(rows, rank, home) if rows else _best_trial(found, rank, home)
+    ends = bounds.at_bounds(space_from_json(found.space), data["params"])
     if as_json:
-        print_json({"study": study, **data})
+        print_json({"study": study, **data, "at_bounds": [asdict(e) for e in ends]})
         return 0
     params = ", ".join(f"{name}={value!r}" for name, value in data["params"].items())
     say(console, f"{study}: trial {data['trial']}: {params}")
@@ -94,6 +98,8 @@ def best(
     else:
         say(console, f"  {found.metric} {data['value']!r}, not confirmed on fresh seeds yet")
     say(console, f"  checkpoint: {data['checkpoint'] or 'none'} ({data['checkpoint_state']})")
+    if ends:
+        say(console, f"  it {bounds.told(ends)}")
     return 0
 
 

@@ -307,7 +307,7 @@ def _exit_code(course: phases.Course) -> int:
 
 
 def _say_result(course: phases.Course, seconds: float) -> None:
-    from hpo import read_results, report
+    from hpo import bounds, read_results, report
 
     found = read_results.collect(course.db, course.name)
     console = course.show.console
@@ -316,7 +316,7 @@ def _say_result(course: phases.Course, seconds: float) -> None:
     else:
         course.show.say(report.plain_table(found))
     width = console.width if console.is_terminal else None
-    for text in (report.verdict(found), *course.notes):
+    for text in filter(None, (report.verdict(found), bounds.warning(found), *course.notes)):
         course.show.say(report.wrapped(text, width))
     course.show.say(f"done in {duration(seconds)}; {_written(course, found)}; "
                     f"hpo dashboard shows every trial")

@@ -47,7 +47,7 @@ def collect(db: Database, name: str) -> Results:
         epochs=stored.get("epochs"), module=stored.get("module"), phases=phases,
         candidates=from_registry(registry, metric) or _from_trials(phases.get("confirm")),
         registry=registry, sweep=sweep, settings=stored.get("settings") or {},
-        data=stored.get("data") or {},
+        data=stored.get("data") or {}, space=stored.get("space") or {},
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo import bounds
 from hpo.audit import audit, sentence
 from hpo.end_table import aligned, plain_table, rows_with_head, summary_table
 from hpo.importance import importance
@@ -60,8 +61,8 @@ def markdown(results: Results, links: Mapping[str, str]) -> str:
     parts = [
         f"# {results.name}", f"**{verdict(results)}**",
         "## Result", _table(*rows_with_head(results), n_left=2), _reading(results),
-        *_params(results), *_pictures(results, links), *_best_trials(results),
-        *_pruning(results),
+        *_params(results), *filter(None, [bounds.warning(results)]), *_pictures(results, links),
+        *_best_trials(results), *_pruning(results),
         *_endings(results), *_costs(results), *_versions(results), *_repeat(results),
     ]
     return "\n\n".join(parts) + "\n"

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from hpo.audit import audit
+from hpo.bounds import of_best
 from hpo.importance import importance
 from hpo.progress import band, best_so_far
 from hpo.results import Phase, Results, Scores, Trial
@@ -31,7 +32,7 @@ def to_json(results: Results) -> str:
         "comparisons": [{**asdict(c), "outcome": c.outcome, "n_seeds_to_show": c.n_seeds_to_show}
                         for c in compare(results)],
         **importance(results), "pruning": _pruning(results),
-        "phases": phases,
+        "phases": phases, "at_bounds": [asdict(one) for one in of_best(results)],
         "candidates": [{**asdict(c), "val": _scores_data(c.val), "test": _scores_data(c.test)}
                        for c in results.candidates],
         "lr_range": asdict(results.sweep) if results.sweep else None,

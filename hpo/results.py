@@ -196,6 +196,7 @@ class Results:
     sweep: Sweep | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    space: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def test_metric(self) -> str:
