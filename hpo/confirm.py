@@ -94,22 +94,23 @@ def _key(params: Mapping[str, Any], seed: int) -> str:
     return params_key(params_from_json(params), seed)
 
 
-def _by_key(db: Database, name: str) -> dict[str, Ticket]:
+def tickets_by_key(db: Database, name: str) -> dict[str, Ticket]:
+    """Return the confirmation's trial tickets by params and seed."""
     tickets = db.tickets.list(study_of(name, "confirm"))
     return {_key(t.params or {}, t.payload["seed"]): t for t in tickets if t.kind == "trial"}
 
 
 def items(
-    db: Database, name: str, candidates: Sequence[Candidate], seeds: Sequence[int], round: int = 0,
+    known: Mapping[str, Ticket], candidates: Sequence[Candidate], seeds: Sequence[int],
+    round: int = 0,
 ) -> list[NewTicket]:
-    """Return one new ticket for each candidate and seed that has none yet.
+    """Return one new ticket for each candidate and seed that has none in `known`.
 
     Candidates with the same params share their trials. `round` is the round of the race that
     they are for, from 0.
     """
     from storage.ticket import NewTicket
 
-    known = _by_key(db, name)
     next_idx = max((ticket.idx for ticket in known.values()), default=-1) + 1
     fresh: dict[str, NewTicket] = {}
     for seed in seeds:
@@ -135,13 +136,16 @@ class Round:
 def next_round(
     db: Database, name: str, settings: Settings, spec: Mapping[str, Any],
     candidates: Sequence[Candidate], data: Mapping[str, Any],
-) -> Round:
+) -> Round | None:
     """Return the next round of the race, decided by the validation scores that there are.
 
     It goes up to half as many seeds again for the leader and those not told from it, or up to
-    what the budget still pays for.
+    what the budget still pays for. None where another run has begun it: it must end first, and
+    two runs that look at once decide the same.
     """
-    tickets = _by_key(db, name)
+    tickets = tickets_by_key(db, name)
+    if any(ticket.state not in ("done", "failed") for ticket in tickets.values()):
+        return None
     n_seeds = len({ticket.payload["seed"] for ticket in tickets.values()})
     accuracy = spec["metric"].endswith("accuracy") and data.get("n_val")
     now = standing(
@@ -162,7 +166,7 @@ def next_round(
             f"after {_seeds(n_seeds)}"
     round = 1 + max(ticket.payload.get("round", 0) for ticket in tickets.values())
     for n in range(grown(n_seeds), n_seeds, -1):
-        new = items(db, name, open_, fresh_seeds(int(settings.seed or 0), n), round)
+        new = items(tickets, open_, fresh_seeds(int(settings.seed or 0), n), round)
         if len(new) <= n_paid:
             return Round(new, f"confirm: {close}: {_seeds(n - n_seeds)} more ({len(new)} "
                               f"training{'s' if len(new) > 1 else ''})")
@@ -232,7 +236,7 @@ def register(
     Rows of an earlier confirmation that these do not replace are marked as replaced. Returns one
     line for each candidate that has no result on some seed.
     """
-    tickets, trials = _by_key(db, name), _trials_by_number(db, study_of(name, "confirm"))
+    tickets, trials = tickets_by_key(db, name), _trials_by_number(db, study_of(name, "confirm"))
     scores = {t.idx - SCORE_OFFSET: t for t in db.tickets.list(study_of(name, "confirm"))
               if t.kind == "score" and t.state == "done"}
     seeds = sorted({ticket.payload["seed"] for ticket in tickets.values()})

@@ -229,7 +229,8 @@ def _confirm(course: Course) -> None:
         return
     seeds = confirm.fresh_seeds(course.seed, int(course.settings.confirm_seeds or 1))
     _try_again(course, queue.study_of(course.name, "confirm"))
-    _do(course, "confirm", confirm.items(course.db, course.name, candidates, seeds))
+    known = confirm.tickets_by_key(course.db, course.name)
+    _do(course, "confirm", confirm.items(known, candidates, seeds))
     _race(course, candidates)
     if course.spec["has_build"]:
         _do(course, "confirm", confirm.score_items(course.db, course.name), kind="score",
@@ -244,6 +245,9 @@ def _race(course: Course, candidates: Sequence[confirm.Candidate]) -> None:
     while True:
         coming = confirm.next_round(course.db, course.name, course.settings, course.spec,
                                     candidates, course.data)
+        if coming is None:
+            _do(course, "confirm", [])
+            continue
         if coming.said:
             course.show.say(coming.said)
         if not coming.items:

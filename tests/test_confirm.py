@@ -16,6 +16,7 @@ import storage
 from hpo import Categorical, Float
 from hpo.confirm import (
     Candidate,
+    Round,
     candidates,
     fresh_seeds,
     items,
@@ -23,6 +24,7 @@ from hpo.confirm import (
     ranked,
     register,
     score_items,
+    tickets_by_key,
     versions,
 )
 from hpo.drive import Goal
@@ -129,13 +131,13 @@ def test_each_candidate_gets_each_seed_once_and_a_rerun_adds_nothing(db: Databas
     trained(db, "s/grid", [0.8])
     chosen = candidates(db, "s", SPEC, None, 2)
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
-    found = items(db, "s", chosen, [1, 2])
+    found = items(tickets_by_key(db, "s"), chosen, [1, 2])
     assert [(item.idx, (item.payload or {})["candidate"], (item.payload or {})["seed"])
             for item in found] == [(0, "search#1", 1), (1, "search#2", 1), (2, "search#1", 2),
                                    (3, "search#2", 2)]
     db.tickets.write("s", "s/confirm", "trial", found)
-    assert items(db, "s", chosen, [1, 2]) == []
-    assert [item.idx for item in items(db, "s", chosen, [1, 2, 3])] == [4, 5]
+    assert items(tickets_by_key(db, "s"), chosen, [1, 2]) == []
+    assert [item.idx for item in items(tickets_by_key(db, "s"), chosen, [1, 2, 3])] == [4, 5]
 
 
 def test_the_registry_holds_mean_and_spread_over_the_fresh_seeds(db: Database) -> None:
@@ -144,7 +146,7 @@ def test_the_registry_holds_mean_and_spread_over_the_fresh_seeds(db: Database) -
     trained(db, "s/grid", [0.4])
     chosen = candidates(db, "s", SPEC, None, 2)
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
-    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2]))
+    db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1, 2]))
     confirmed = {0.8: 0.5, 0.7: 0.6, 0.4: 0.3}
     work_off(db, lambda x, seed: confirmed[x] + seed / 100,
              checkpoint=lambda n: f"artifacts/s/confirm/{n}.pt")
@@ -173,7 +175,7 @@ def test_registering_again_replaces_the_rows_and_keeps_their_ids(db: Database) -
     trained(db, "s", [0.8])
     chosen = candidates(db, "s", SPEC, None, 1)
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
-    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+    db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1]))
     work_off(db, lambda x, seed: x)
     ids = set()
     for _ in range(2):
@@ -188,7 +190,7 @@ def test_a_single_seed_has_no_spread_and_an_objective_of_its_own_no_test_score(
     trained(db, "s", [0.8])
     chosen = candidates(db, "s", SPEC, None, 1)
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
-    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+    db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1]))
     work_off(db, lambda x, seed: x)
     assert score_items(db, "s") == []
     register(db, "s", SETTINGS, SPEC, chosen, {})
@@ -201,7 +203,7 @@ def test_candidates_whose_confirmation_failed_have_no_row(db: Database) -> None:
     trained(db, "s", [0.8, 0.7])
     chosen = candidates(db, "s", SPEC, None, 2)
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
-    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+    db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1]))
     work_off(db, lambda x, seed: None if x == 0.8 else x)
     register(db, "s", SETTINGS, SPEC, chosen, {})
     assert [(row["rank"], row["params"]["x"]) for row in db.registry.rows("s")] == [(1, 0.7)]
@@ -211,7 +213,7 @@ def test_a_seed_without_a_result_is_told_and_left_out_of_the_mean(db: Database) 
     trained(db, "s", [0.8])
     chosen = candidates(db, "s", SPEC, None, 1)
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
-    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2, 3]))
+    db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1, 2, 3]))
     work_off(db, lambda x, seed: None if seed == 2 else x + seed / 100)
     assert register(db, "s", SETTINGS, SPEC, chosen, {}) == [
         "confirm: search#1 has no result on seed 2, so its mean is over 2 of 3"]
@@ -226,7 +228,7 @@ def test_a_smaller_podium_leaves_no_row_of_the_larger_one(db: Database) -> None:
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
     for top_k in (3, 1):
         chosen = candidates(db, "s", SPEC, None, top_k)
-        db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1]))
+        db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1]))
         work_off(db, lambda x, seed: x)
         register(db, "s", SETTINGS, SPEC, chosen, {})
     assert [(row["rank"], row["params"]["x"]) for row in db.registry.rows("s")] == [(1, 0.8)]
@@ -244,7 +246,7 @@ def confirming(db: Database, **of: Any) -> tuple[list[Candidate], Settings]:
     chosen = candidates(db, "s", SPEC, None, 2)
     ensure_study(db, "s/confirm", "maximize", "val_accuracy")
     settings = replace(SETTINGS, seed=0, epochs=20, **of)
-    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2, 3]))
+    db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1, 2, 3]))
     return chosen, settings
 
 
@@ -253,10 +255,16 @@ def noisy(x: float, seed: int) -> float:
     return mean + random.Random(f"{x}/{seed}").gauss(0, 0.01)
 
 
+def decided(db: Database, settings: Settings, chosen: list[Candidate]) -> Round:
+    found = next_round(db, "s", settings, SPEC, chosen, {})
+    assert found is not None
+    return found
+
+
 def test_the_close_ones_are_trained_on_more_seeds_and_the_beaten_are_not(db: Database) -> None:
     chosen, settings = confirming(db, confirm_budget=9.0, confirm_resolution=1e-9)
     work_off(db, noisy)
-    coming = next_round(db, "s", settings, SPEC, chosen, {})
+    coming = decided(db, settings, chosen)
     assert [(t.payload["candidate"], t.payload["seed"], t.payload["round"])  # type: ignore[index]
             for t in coming.items] == [("search#1", 4, 1), ("search#2", 4, 1),
                                        ("search#1", 5, 1), ("search#2", 5, 1)]
@@ -267,7 +275,7 @@ def test_the_close_ones_are_trained_on_more_seeds_and_the_beaten_are_not(db: Dat
     register(db, "s", settings, SPEC, chosen, {})
     n_seeds = {(row["phase"], row["rank"]): len(row["scores"]) for row in db.registry.rows("s")}
     assert n_seeds == {("search", 1): 5, ("search", 2): 5, ("grid", 1): 3}
-    again = next_round(db, "s", settings, SPEC, chosen, {})
+    again = decided(db, settings, chosen)
     assert {t.payload["round"] for t in again.items} == {2}  # type: ignore[index]
     assert len(again.items) == 6
 
@@ -279,15 +287,27 @@ def test_the_budget_is_a_part_of_the_epochs_spent_before(
     """By hand: 80 epochs before; 2.8 times that pays for 11 trainings of 20, and 9 are done."""
     chosen, settings = confirming(db, confirm_budget=budget, confirm_resolution=1e-9)
     work_off(db, noisy)
-    coming = next_round(db, "s", settings, SPEC, chosen, {})
+    coming = decided(db, settings, chosen)
     assert len(coming.items) == n_more
     assert (f"--confirm-budget {budget:g} pays for no more" in coming.said) == (n_more == 0)
+
+
+def test_a_round_that_another_run_has_begun_is_waited_for(db: Database) -> None:
+    """Two runs at once: whoever looks in mid-round decides nothing, and adds nothing."""
+    chosen, settings = confirming(db, confirm_budget=9.0, confirm_resolution=1e-9)
+    assert next_round(db, "s", settings, SPEC, chosen, {}) is None
+    work_off(db, noisy)
+    first = next_round(db, "s", settings, SPEC, chosen, {})
+    assert first == next_round(db, "s", settings, SPEC, chosen, {}) and first is not None
+    assert db.tickets.write("s", "s/confirm", "trial", first.items) == 4
+    assert db.tickets.write("s", "s/confirm", "trial", first.items) == 0
+    assert next_round(db, "s", settings, SPEC, chosen, {}) is None
 
 
 def test_a_settled_order_ends_the_race(db: Database) -> None:
     chosen, settings = confirming(db, confirm_budget=9.0, confirm_resolution=1.0)
     work_off(db, noisy)
-    coming = next_round(db, "s", settings, SPEC, chosen, {})
+    coming = decided(db, settings, chosen)
     assert coming.items == [] and coming.said == "confirm: the order is settled after 3 seeds"
 
 
@@ -305,7 +325,8 @@ def test_the_test_split_is_read_once_for_each_training_and_each_reading_is_marke
         return len(new)
 
     assert (read(), read()) == (9, 0)
-    db.tickets.write("s", "s/confirm", "trial", items(db, "s", chosen, [1, 2, 3, 4], 1))
+    more = items(tickets_by_key(db, "s"), chosen, [1, 2, 3, 4], 1)
+    db.tickets.write("s", "s/confirm", "trial", more)
     work_off(db, noisy, checkpoint=lambda n: f"artifacts/s/confirm/{n}.pt")
     assert read() == 3
     register(db, "s", settings, SPEC, chosen, {})
