@@ -1,4 +1,4 @@
-"""Questions about studies: the best of one, its report, the registry.
+"""Questions about studies: the best of one, its report, its end.
 
 They read the database and load no torch.
 """
@@ -9,7 +9,7 @@ import json
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -188,136 +188,6 @@ def publish(db: Database, found: Results, home: Path) -> Path:
     path = reports.write(found, folder)
     reports.note(db, found, home, folder)
     return path
-
-
-def registry_list(
-    study: str | None, home: Path, storage: str | None, console: Console, *, every: bool,
-    as_json: bool,
-) -> int:
-    """Print the registered results of all studies or of one, each on one line."""
-    with opened(home, storage) as db:
-        rows = list(db.registry.rows(study, with_deleted=every))
-        n_hidden = 0 if rows else len(db.registry.rows(study, with_deleted=True))
-        if study and not rows and not n_hidden:
-            require(db, study)
-    if as_json:
-        print_json(rows)
-        return 0
-    if not rows:
-        say(console, "nothing is registered yet: the phase confirm of `hpo run` does it"
-            if not n_hidden else f"all {n_hidden} rows are of deleted studies or were replaced: "
-                                 f"`hpo registry list --all` shows them")
-        return 0
-    cells = [_registry_cells(row) for row in rows]
-    say(console, _registry_table(cells, console.width if console.is_terminal else None))
-    return 0
-
-
-_REGISTRY_HEAD = ("id", "study", "from", "validation", "test", "epochs", "metric", "made")
-# The last two can be left out where a terminal is narrow.
-_N_NEEDED = 6
-
-
-def _registry_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    from hpo.report import score
-    from hpo.verdict import count
-
-    origin = f"search rank {row['rank']}" if row["phase"] == "search" else row["phase"]
-    gone = "" if row["state"] == "current" else f" ({row['state']})"
-    val, test = ("not read" if row[f"{split}_mean"] is None
-                 else score(row[f"{split}_mean"], row[f"{split}_sd"]) for split in ("val", "test"))
-    return (row["id"][:8], row["study"] + gone, origin, val, test,
-            count(row["epochs_spent"] or 0), row["metric"], f"{row['created_at']:%Y-%m-%d %H:%M}")
-
-
-def _registry_table(rows: Sequence[tuple[str, ...]], width: int | None) -> str:
-    """Return the table with the columns that a terminal of this width can hold, and say which not.
-
-    A pipe has no width: there all columns stand.
-    """
-    from hpo.report import aligned
-
-    def first(n: int) -> str:
-        return aligned([line[:n] for line in (_REGISTRY_HEAD, *rows)], right=(3, 4, 5))
-
-    n = len(_REGISTRY_HEAD)
-    while width is not None and n > _N_NEEDED and width < max(map(len, first(n).splitlines())):
-        n -= 1
-    left_out = _REGISTRY_HEAD[n:]
-    return first(n) + (f"\n(too narrow for: {', '.join(left_out)})" if left_out else "")
-
-
-def registry_show(
-    row_id: str, home: Path, storage: str | None, console: Console, *, as_json: bool
-) -> int:
-    """Print all of one registered result: what it is and scored first, its making after.
-
-    Raises:
-        InputError: where no row, or more than one, starts with these characters.
-    """
-    with opened(home, storage) as db:
-        rows = db.registry.rows(with_deleted=True)
-        found = [row for row in rows if row["id"].startswith(row_id)]
-    if len(found) != 1:
-        raise InputError(f"registry row '{row_id}': {len(found)} rows start so; "
-                         f"`hpo registry list` shows the ids")
-    if as_json:
-        print_json(found[0])
-        return 0
-    for name, value in _registry_lines(found[0]):
-        say(console, f"{name + ':':<18} {value}")
-    return 0
-
-
-# Said by the first lines of a shown row; all else follows them as it was stored.
-_SAID = ("id", "study", "phase", "rank", "trial", "state", "metric", "val_mean", "val_sd",
-         "test_mean", "test_sd", "scores", "seeds", "params")
-
-
-def _registry_lines(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    from hpo.verdict import score
-
-    trial = "" if row["trial"] is None else f" (trial {row['trial']})"
-    yield "id", row["id"]
-    yield "study", row["study"] + ("" if row["state"] == "current" else f" ({row['state']})")
-    yield "phase", row["phase"]
-    yield "rank", f"{row['rank']}{trial}"
-    for split, name in (("val", row["metric"]), ("test", _on_test(row["metric"]))):
-        mean = row[f"{split}_mean"]
-        yield name, "not read" if mean is None else score(mean, row[f"{split}_sd"])
-    for run in row["scores"] or ():
-        yield f"seed {run['seed']}", _seed_line(run, row["metric"])
-    yield "params", _shown(row["params"])
-    for name, value in row.items():
-        if name not in _SAID:
-            yield name, _shown(value)
-
-
-def _seed_line(run: Mapping[str, Any], metric: str) -> str:
-    """Return one seed's scores and where they are from."""
-    from hpo.verdict import number
-
-    test = (run.get("test_metrics") or {}).get(_on_test(metric))
-    epoch = run.get("best_epoch")
-    said = [f"{name} {number(value)}" for name, value in ((metric, run.get("val")),
-                                                         (_on_test(metric), test))
-            if value is not None]
-    said += [] if epoch is None else [f"best epoch {epoch}"]
-    return ", ".join([*said, f"trial {run['trial']} of confirm"])
-
-
-def _on_test(metric: str) -> str:
-    from hpo.results import on_test
-
-    return on_test(metric)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping) and value:
-        return ", ".join(f"{name} {item}" for name, item in value.items())
-    if isinstance(value, (list, Mapping)):
-        return json.dumps(value, default=str, ensure_ascii=False)
-    return "-" if value is None else str(value)
 
 
 def delete(study: str, home: Path, storage: str | None, console: Console) -> int:

@@ -7,6 +7,9 @@ import typer
 from hpo import settings as s
 from hpo.cli_options import Home, Json, Storage, console
 
+Row = Annotated[str, typer.Argument(
+    help="A row's id, its first characters, or STUDY@champion, STUDY@challenger.")]
+
 app = typer.Typer(no_args_is_help=True, help="The registered results of all studies.")
 
 
@@ -18,17 +21,30 @@ def registry_list(
     home: Home = None, storage: Storage = None, json: Json = False,
 ) -> int:
     """List the registered results, by study."""
-    from hpo.ask import registry_list as show
+    from hpo.registry import listing
 
-    return show(study, s.home_folder(home), storage, console(), every=every, as_json=json)
+    return listing(study, s.home_folder(home), storage, console(), every=every, as_json=json)
 
 
 @app.command("show")
 def registry_show(
-    row: Annotated[str, typer.Argument(help="The row's id, or its first characters.")],
+    row: Row,
     home: Home = None, storage: Storage = None, json: Json = False,
 ) -> int:
     """Show all of one registered result."""
-    from hpo.ask import registry_show as show
+    from hpo.registry import show
 
     return show(row, s.home_folder(home), storage, console(), as_json=json)
+
+
+@app.command("promote")
+def registry_promote(
+    row: Row,
+    force: Annotated[bool, typer.Option(
+        "--force", help="Also a result that is not shown to be better.")] = False,
+    home: Home = None, storage: Storage = None,
+) -> int:
+    """Make a confirmed result its study's champion; the one before stays in the history."""
+    from hpo.registry import promote
+
+    return promote(row, s.home_folder(home), storage, console(), force=force)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hpo import confirm, queue
+from hpo import champions, confirm, queue
 from hpo.display import Display
 from hpo.errors import HpoError
 from hpo.first_failures import FirstFailures
@@ -238,6 +238,10 @@ def _confirm(course: Course) -> None:
     for text in confirm.register(course.db, course.name, course.settings, course.spec, candidates,
                                  course.data):
         course.note(text)
+    spec = course.spec
+    if said := champions.settle(course.db, course.name, spec["metric"],
+                                spec["direction"] == "maximize"):
+        course.note(said)
 
 
 def _race(course: Course, candidates: Sequence[confirm.Candidate]) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from storage.aliases import Aliases
 from storage.creation import init
 from storage.database import Database, EpochRow
 from storage.ending import Back, TrialEnd
@@ -12,11 +13,13 @@ from storage.engine import mask
 from storage.names import validate_name
 from storage.registry import Registry
 from storage.runs import Runs
+from storage.sources import Sources
 from storage.studies import StudyStorage
 from storage.ticket import Claim, ClaimOrder, NewTicket, Ticket
 from storage.tickets import Tickets
 
 __all__ = [
+    "Aliases",
     "Back",
     "Claim",
     "ClaimOrder",
@@ -25,6 +28,7 @@ __all__ = [
     "NewTicket",
     "Registry",
     "Runs",
+    "Sources",
     "StudyStorage",
     "Ticket",
     "Tickets",

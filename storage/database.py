@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 from sqlalchemy import Connection, Engine, Row, and_, delete, func, select
 
 from storage import creation, rows, schema
+from storage.aliases import Aliases, take_all
 from storage.claiming import HAS_TRIAL, Claiming
 from storage.columns import utc_now
 from storage.ending import IS_ENDED, Back, TicketLost, TrialEnd
@@ -25,6 +26,7 @@ from storage.names import belongs_to
 from storage.prepared import refusing_unless
 from storage.registry import Registry, mark_deleted
 from storage.runs import Runs
+from storage.sources import Sources
 from storage.studies import StudyStorage
 from storage.study_rows import delete_studies
 from storage.ticket import Claim, ClaimOrder
@@ -60,6 +62,8 @@ class Database:
         self.studies = StudyStorage(url, timeout_s, link=self._link)
         self.tickets = Tickets(self._link, self.studies)
         self.registry = Registry(self._link)
+        self.aliases = Aliases(self._link)
+        self.sources = Sources(self._link)
         self.runs = Runs(self._link)
 
     @property
@@ -231,6 +235,7 @@ def _delete(connection: Connection, name: str) -> tuple[bool, list[int]]:
     n_ours = 0
     for table in (schema.tickets, schema.studies, schema.workers):
         n_ours += connection.execute(delete(table).where(table.c.name == name)).rowcount
+    take_all(connection, name)
     return bool(mark_deleted(connection, name) or found or n_ours), study_ids
 
 

@@ -9,14 +9,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, Row, select, update
 
 from storage.columns import utc_now
-from storage.link import Link
+from storage.link import Link, alone
 from storage.schema import registry
 
 CURRENT, DELETED, REPLACED = "current", "study deleted", "replaced"
 COLUMNS = frozenset(column.name for column in registry.columns)
+# What a confirmation that goes on tells anew of a result.
+SCORED = ("rank", "trial", "state", "seeds", "scores", "val_mean", "val_sd", "test_mean",
+          "test_sd", "epochs_spent", "duration_s")
 
 
 class Registry:
@@ -26,9 +29,11 @@ class Registry:
         self._link = link
 
     def add(self, row: Mapping[str, Any]) -> str:
-        """Register a row and return its id; one of the same study, phase and rank is replaced.
+        """Register a row and return its id.
 
-        A row with the same params and scores stays as it was made, but for the epochs spent.
+        An id stands for one result for ever: a row that had the place of study, phase and rank
+        before is marked as replaced. The same params confirmed again on the same seeds, and on
+        more, are the same result: its scores grow, its weights and all else of its making stay.
         Fields that the table has no column for are kept in `data`.
         """
         fields = {name: value for name, value in row.items() if name in COLUMNS - {"data"}}
@@ -77,29 +82,45 @@ def mark_deleted(connection: Connection, study: str) -> int:
 
 
 def _place(connection: Connection, fields: dict[str, Any], new_id: str) -> str:
-    same = (
-        (registry.c.study == fields["study"])
-        & (registry.c.phase == fields["phase"])
-        & (registry.c.rank == fields["rank"])
-        & (registry.c.state == CURRENT)
-    )
-    old = connection.execute(select(registry).where(same).with_for_update()).one_or_none()
-    if old is not None:
-        found = fields.get("scores")
-        if found and (old.params, old.scores) == (fields.get("params"), found):
-            fields = {"epochs_spent": fields.get("epochs_spent")}
-        else:
-            fields = _blank() | fields
-        connection.execute(update(registry).where(registry.c.id == old.id).values(fields))
-        return old.id
-    connection.execute(registry.insert(), {**fields, "id": new_id})
-    return new_id
+    alone(connection, registry)
+    mine = (registry.c.study == fields["study"]) & (registry.c.phase == fields["phase"])
+    query = select(registry).where(mine, registry.c.state != DELETED).order_by(
+        registry.c.created_at.desc())
+    there = connection.execute(query).all()
+    same = next((row for row in there if _is_same(row, fields)), None)
+    for row in there:
+        if row.state == CURRENT and row.rank == fields["rank"] and row is not same:
+            old = update(registry).where(registry.c.id == row.id).values(state=REPLACED)
+            connection.execute(old)
+    if same is None:
+        connection.execute(registry.insert(), {**fields, "id": new_id})
+        return new_id
+    change = update(registry).where(registry.c.id == same.id).values(_grown(same, fields))
+    connection.execute(change)
+    return same.id
 
 
-def _blank() -> dict[str, None]:
-    """Return empty fields, so that nothing of a replaced row shines through."""
-    needed = {"id", "study", "phase", "rank", "state", "created_at"}
-    return dict.fromkeys(COLUMNS - needed)
+def _is_same(old: Row[Any], fields: Mapping[str, Any]) -> bool:
+    """Return whether a row is of the same params, and all that it scored is scored so again."""
+    if (old.params, old.metric) != (fields.get("params"), fields.get("metric")):
+        return False
+    again = [_run(run) for run in fields.get("scores") or ()]
+    return all(_run(run) in again for run in old.scores or ())
+
+
+def _run(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return run.get("seed"), run.get("trial"), run.get("val")
+
+
+def _grown(old: Row[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's fields with the scores of a confirmation that went on."""
+    grown = {name: fields.get(name) for name in SCORED}
+    lost = {name: fields["data"][name] for name in ("lost_seeds",) if name in fields["data"]}
+    grown["data"] = {**fields["data"], **(old.data or {}), **lost}
+    for name in ("checkpoint", "device"):
+        if getattr(old, name) is None:
+            grown[name] = fields.get(name)
+    return grown
 
 
 def _row(mapping: Mapping[Any, Any]) -> dict[str, Any]:

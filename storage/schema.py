@@ -26,7 +26,7 @@ from storage.columns import Json, UtcDateTime
 PREFIX = "hpo_"
 VERSION_TABLE = "hpo_alembic_version"
 # The newest file in migrations/versions; a test holds the two together.
-REVISION = "0003"
+REVISION = "0004"
 
 metadata = MetaData()
 
@@ -134,6 +134,37 @@ registry = Table(
         sqlite_where=text("state = 'current'"),
         postgresql_where=text("state = 'current'"),
     ),
+)
+
+aliases = Table(
+    "hpo_alias",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study", String(512), nullable=False, index=True),
+    Column("metric", Text, nullable=False),
+    Column("alias", String(32), nullable=False),
+    Column("row_id", String(36), nullable=False),
+    Column("why", Text),
+    Column("since_at", UtcDateTime, nullable=False),
+    Column("until_at", UtcDateTime),
+    # One holder at a time; those before it are the history.
+    Index(
+        "uq_hpo_alias_holder",
+        "study",
+        "metric",
+        "alias",
+        unique=True,
+        sqlite_where=text("until_at IS NULL"),
+        postgresql_where=text("until_at IS NULL"),
+    ),
+)
+
+sources = Table(
+    "hpo_source",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("files", Json, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
 )
 
 workers = Table(

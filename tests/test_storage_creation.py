@@ -117,7 +117,7 @@ def test_the_newest_migration_is_the_one_the_code_asks_for() -> None:
 
 
 def test_a_database_of_the_first_version_is_brought_up_with_its_rows(ready_url: str) -> None:
-    """0002: epochs spent may be a fraction; 0003: indices of the queue."""
+    """0002: epochs spent may be a fraction; 0003: indices of the queue; 0004: names, sources."""
     db = storage.Database(ready_url)
     db.registry.add({"study": "s", "phase": "search", "rank": 1, "epochs_spent": 3})
     db.close()
@@ -133,6 +133,9 @@ def test_a_database_of_the_first_version_is_brought_up_with_its_rows(ready_url: 
     assert [row["epochs_spent"] for row in db.registry.rows("s")] == [3]
     db.registry.add({"study": "s", "phase": "lr-range", "rank": 1, "epochs_spent": 2.8})
     assert [row["epochs_spent"] for row in db.registry.rows("s")] == [2.8, 3]
+    db.aliases.give("s", "loss", "champion", db.registry.rows("s")[1]["id"], "")
+    assert db.sources.get(db.sources.put({"s.py": "x = 1"})) == {"s.py": "x = 1"}
+    assert db.aliases.holder("s", "champion") == db.registry.rows("s")[1]["id"]
     db.close()
 
 

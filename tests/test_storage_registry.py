@@ -30,19 +30,51 @@ def test_a_registered_row_comes_back_with_all_it_was_given(db: Database) -> None
     assert row["created_at"].tzinfo is not None
 
 
-def test_registering_a_place_again_replaces_the_row_and_keeps_its_id(db: Database) -> None:
-    """A second run of the confirmation."""
-    first = db.registry.add(ROW)
-    second = db.registry.add({"study": "s", "phase": "search", "rank": 1, "val_mean": 0.95})
-    rows = db.registry.rows("s")
-    assert first == second and len(rows) == 1
-    assert (rows[0]["val_mean"], rows[0]["params"], rows[0]["trial"]) == (0.95, None, None)
+def test_another_result_at_a_place_has_an_id_of_its_own_and_the_old_one_stays(
+    db: Database,
+) -> None:
+    """What an id stands for never changes: somebody may rely on it."""
+    first = db.registry.add({**ROW, "checkpoint": "a.pt"})
+    second = db.registry.add({**ROW, "params": {"lr": 0.2}, "val_mean": 0.95})
+    [row] = db.registry.rows("s")
+    assert (row["id"], row["val_mean"], row["checkpoint"]) == (second, 0.95, None)
+    old = db.registry.get(first)
+    assert old is not None
+    assert (old["state"], old["val_mean"], old["checkpoint"]) == ("replaced", 0.9, "a.pt")
+
+
+def test_a_result_that_is_confirmed_on_more_seeds_keeps_its_id_and_its_weights(
+    db: Database,
+) -> None:
+    scores = [{"seed": 1, "trial": 0, "val": 0.9}, {"seed": 2, "trial": 1, "val": 0.92}]
+    more = {**ROW, "scores": scores, "seeds": [1, 2], "val_mean": 0.91, "checkpoint": "b.pt"}
+    first = db.registry.add({**ROW, "scores": scores[:1], "checkpoint": "a.pt", "source": "x"})
+    assert db.registry.add({**more, "source": "y", "lost_seeds": [3]}) == first
+    [row] = db.registry.rows("s")
+    assert (row["val_mean"], row["scores"], row["seeds"]) == (0.91, scores, [1, 2])
+    assert (row["checkpoint"], row["source"], row["lost_seeds"]) == ("a.pt", "x", [3])
+
+
+def test_other_scores_on_the_same_seed_are_another_result(db: Database) -> None:
+    scores = [{"seed": 1, "trial": 0, "val": 0.9}]
+    first = db.registry.add({**ROW, "scores": scores})
+    assert db.registry.add({**ROW, "scores": [{**scores[0], "val": 0.8}]}) != first
+
+
+def test_two_results_that_change_places_keep_their_ids(db: Database) -> None:
+    """The order by the confirmed mean changes as seeds are added."""
+    rows = [{**ROW, "params": {"lr": lr}, "rank": rank} for rank, lr in ((1, 0.1), (2, 0.2))]
+    before = [db.registry.add(row) for row in rows]
+    after = [db.registry.add({**row, "rank": 3 - row["rank"]}) for row in reversed(rows)]
+    assert after == before[::-1]
+    found = [(row["rank"], row["params"]["lr"]) for row in db.registry.rows("s")]
+    assert found == [(1, 0.2), (2, 0.1)]
 
 
 def test_rows_that_a_new_confirmation_did_not_write_are_marked_as_replaced(db: Database) -> None:
     """Those of other studies stay as they are."""
     kept = db.registry.add(ROW)
-    db.registry.add({**ROW, "rank": 2})
+    db.registry.add({**ROW, "rank": 2, "params": {"lr": 0.2}})
     db.registry.add({**ROW, "study": "other", "rank": 2})
     assert db.registry.retire(ROW["study"], [kept]) == 1
     assert [row["id"] for row in db.registry.rows(ROW["study"])] == [kept]

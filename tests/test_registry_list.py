@@ -8,7 +8,7 @@ import pytest
 import study_samples as samples
 from rich.console import Console
 
-from hpo import ask
+from hpo import ask, registry
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def home(tmp_path: Path) -> Path:
 def listed(home: Path, capsys: pytest.CaptureFixture[str], **console: object) -> list[str]:
     shown = Console(no_color=True, **console)  # type: ignore[arg-type]
     url = f"sqlite:///{home / 'hpo.db'}"
-    assert ask.registry_list(None, home, url, shown, every=False, as_json=False) == 0
+    assert registry.listing(None, home, url, shown, every=False, as_json=False) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -66,7 +66,7 @@ def shown(home: Path, phase: str, capsys: pytest.CaptureFixture[str]) -> list[st
     url = f"sqlite:///{home / 'hpo.db'}"
     with ask.opened(home, url) as db:
         [row] = [row for row in db.registry.rows() if row["phase"] == phase]
-    assert ask.registry_show(row["id"][:8], home, url, Console(width=80), as_json=False) == 0
+    assert registry.show(row["id"][:8], home, url, Console(width=80), as_json=False) == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
