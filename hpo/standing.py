@@ -43,7 +43,7 @@ class Gap:
         return "better" if (self.mean > 0) == maximize else "worse"
 
     def text(self, maximize: bool) -> str:
-        """Return it in words: `0.0021 better (95 % interval +0.0004 to +0.0038, 5 shared seeds)`."""
+        """Return `0.0021 better (95 % interval +0.0004 to +0.0038, 5 shared seeds)`."""
         way = "better" if (self.mean > 0) == maximize else "worse"
         size = f"{number(abs(self.mean))} {way}" if self.mean else "the same mean"
         seeds = f"{self.n_seeds} shared seed{'s' if self.n_seeds != 1 else ''}"
