@@ -40,6 +40,23 @@ def test_rms_norm_is_the_formula_over_the_channels(layout: Layout) -> None:
     np.testing.assert_allclose(got, x / scale * weight, rtol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", SHAPES)
+def test_rms_norm_of_half_precision_is_the_formula_but_for_the_last_rounding(
+    layout: Layout, dtype: torch.dtype
+) -> None:
+    """Without torch's warning that it computes in two types, which is an error here."""
+    layer = norm("rms", 32, layout)
+    x = torch.randn(SHAPES[layout], generator=torch.Generator().manual_seed(0)).to(dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        got = layer(x)
+    exact = x.double() / (x.double().square().mean(CHANNEL_AXIS[layout], True) + 1e-6).sqrt()
+    assert got.dtype == dtype
+    # Half the distance of two neighbours, and what float32 adds.
+    near = torch.finfo(dtype).eps / 2 * 1.001
+    torch.testing.assert_close(got.double(), exact, rtol=near, atol=0.0)
+
+
 @pytest.mark.parametrize("layout", SHAPES)
 def test_layer_norm_is_the_formula_over_the_channels(layout: Layout) -> None:
     x, got, weight, bias = case("layer", layout)

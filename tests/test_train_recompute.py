@@ -66,9 +66,9 @@ MODELS: dict[str, Any] = {
     "torchvision": TorchvisionModel("shufflenet_v2_x0_5"), "own": own}
 
 
-def trainer(model: Any, on: bool) -> Trainer:
+def trainer(model: Any, on: bool, **fields: Any) -> Trainer:
     recipe = Recipe(data=tensors(X, Y, val=(X, Y)), model=model, optimizer=SGD(lr=0.05),
-                    batch_size=16, checkpoint_activations=on)
+                    batch_size=16, checkpoint_activations=on, **fields)
     return Trainer(recipe, Run(epochs=2, seed=0, device="cpu", dir=Path(".")))
 
 
@@ -88,6 +88,20 @@ def test_training_is_the_same_to_the_last_bit_buffers_and_random_draws_included(
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
     # What is drawn after it is drawn alike, too.
     assert torch.equal(state, other_state)
+
+
+@pytest.mark.parametrize("name", ["SimpleCNN", "ResNet9", "ViT"])
+def test_a_compiled_model_that_computes_again_trains_as_one_that_does_neither(name: str) -> None:
+    """Running means and counts of batch norm included, which are updated once."""
+    found = []
+    for fields in ({"on": False}, {"on": True, "compile": "aot_eager"}):
+        one = trainer(MODELS[name], **fields)
+        found.append(([epoch["val_loss"] for epoch in one.epochs()], one.model.state_dict()))
+    (plain, weights), (again, others) = found
+    assert again == pytest.approx(plain, rel=1e-5)
+    assert list(weights) == list(others)
+    for key, value in weights.items():
+        torch.testing.assert_close(others[key], value, rtol=1e-4, atol=1e-5)
 
 
 def held_bytes(net: nn.Module, x: Tensor) -> int:

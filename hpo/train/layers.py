@@ -29,6 +29,17 @@ class Moved(nn.Module):
         return self.norm(moved).movedim(self.target, self.source)
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, computed in the weight's type where its input is in half precision.
+
+    torch itself has no fused step for the two types then, and says so in the log.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised input, in its own type."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 def n_groups(n_channels: int) -> int:
     """Return the groups of group norm: the most that divide the channels, 16 or more in each."""
     most = max(1, n_channels // CHANNELS_A_GROUP)
@@ -46,7 +57,7 @@ def norm(kind: str, n_channels: int, layout: Layout) -> nn.Module:
     if kind == "none":
         return nn.Identity()
     if kind in ("layer", "rms"):
-        made = nn.LayerNorm(n_channels) if kind == "layer" else nn.RMSNorm(n_channels, eps=RMS_EPS)
+        made = nn.LayerNorm(n_channels) if kind == "layer" else RMSNorm(n_channels, eps=RMS_EPS)
         return Moved(made, 1, -1) if layout == "images" else made
     if kind == "group":
         made = nn.GroupNorm(n_groups(n_channels), n_channels)

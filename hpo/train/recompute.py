@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from hpo.errors import InputError
 
@@ -78,10 +78,12 @@ def _run(blocks: list[list[nn.Module]], x: Any) -> Any:
 def _run_block(block: list[nn.Module], x: Any) -> Any:
     if not torch.is_grad_enabled():
         return _through(block, x)
+    if torch.compiler.is_compiling():
+        # The compiler knows itself how to update a buffer once, and takes no context of Python's.
+        return checkpoint(partial(_through, block), x, use_reentrant=False)
     version = x._version if isinstance(x, Tensor) else 0
-    # The compiler knows itself how to update a buffer once, and takes no context of Python's.
-    contexts = noop_context_fn if torch.compiler.is_compiling() else partial(_contexts, block)
-    out = checkpoint(partial(_through, block), x, use_reentrant=False, context_fn=contexts)
+    out = checkpoint(partial(_through, block), x, use_reentrant=False,
+                     context_fn=partial(_contexts, block))
     if isinstance(x, Tensor) and x._version != version:
         raise InputError(f"{FIELD}: {type(block[0]).__name__} changes its input in place, so it "
                          f"cannot be computed again; set it to False, or use inplace=False")
