@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -196,10 +195,15 @@ def check_door(address: Address, *, no_token: bool) -> None:
                          f"--no-token, or use --host 127.0.0.1 alone")
 
 
+def _say(text: str) -> None:
+    # At once, also into a pipe or a container's log.
+    print(text, flush=True)
+
+
 def serve(
     db_url: str, home: Path, address: Address, *, token: str | None = None,
     writer_token: str | None = None, no_token: bool = False, writable: bool = False,
-    open_browser: bool = False, say: Callable[[str], Any] = partial(print, flush=True),
+    open_browser: bool = False, say: Callable[[str], Any] = _say,
 ) -> None:
     """Serve the dashboard until Ctrl-C; `say` gets the addresses, with the tokens in them, once.
 
