@@ -314,19 +314,32 @@ def dashboard(
     home: Home = None, storage: Storage = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0: any free one.")] = 8080,
+    path_prefix: Annotated[str, option(
+        "--path-prefix", "The path under which a proxy serves it: /hpo.",
+        "HPO_DASHBOARD_PREFIX")] = "",
+    public_host: Annotated[list[str] | None, typer.Option(
+        "--public-host", help="A name under which a proxy serves it; several times for several.",
+        envvar="HPO_DASHBOARD_HOSTS", show_envvar=True)] = None,
+    trusted_proxy: Annotated[str | None, option(
+        "--trusted-proxy", "The address of a proxy whose X-Forwarded-For, -Proto and -Host are "
+                           "believed.", "HPO_DASHBOARD_PROXY")] = None,
     token: Annotated[str | None, option(
-        "--token", "The token to ask for (default: a new one).", "HPO_DASHBOARD_TOKEN")] = None,
+        "--token", "The token of readers (default: a new one).", "HPO_DASHBOARD_TOKEN")] = None,
+    writer_token: Annotated[str | None, option(
+        "--writer-token", "The token of writers, who may change and delete studies.",
+        "HPO_DASHBOARD_WRITER_TOKEN")] = None,
     no_token: Annotated[bool, typer.Option(
-        "--no-token", help="Ask for no token; only on 127.0.0.1.")] = False,
+        "--no-token", help="Ask readers for no token; only on 127.0.0.1.")] = False,
     writable: Annotated[bool, typer.Option(
-        "--writable", help="Let the dashboard change and delete studies.")] = False,
+        "--writable", help="Make a token for writers, unless one is given.")] = False,
 ) -> int:
     """Start optuna-dashboard on the studies, with their pictures and checkpoints."""
-    from hpo.dashboard import serve
+    from hpo.dashboard import make_address, serve
 
     where = s.home_folder(home)
-    serve(s.storage_url(storage, where), where, host, port, token=token, no_token=no_token,
-          writable=writable)
+    serve(s.storage_url(storage, where), where,
+          make_address(host, port, path_prefix, public_host or (), trusted_proxy), token=token,
+          writer_token=writer_token, no_token=no_token, writable=writable)
     return 0
 
 

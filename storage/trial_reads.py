@@ -148,6 +148,13 @@ class TrialReads(StudyRows):
             raise KeyError(f"no trial {trial_number} in the study with id {study_id}")
         return found
 
+    def get_study_id_of_trial(self, trial_id: int) -> int:
+        """Return the id of the study that a trial belongs to; a KeyError where there is none."""
+        found = self._link.read(lambda c: heads(c, ONE, trial=trial_id))
+        if not found:
+            raise KeyError(f"no trial with id {trial_id}")
+        return found[0].study_id
+
     def drop(self, study_ids: Sequence[int]) -> None:
         """Forget studies that are deleted, and what their running trials gathered."""
         with self._lock:

@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +202,12 @@ def db(ready_url: str) -> Iterator[storage.Database]:
     opened = storage.Database(ready_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def site_of(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Give a function that serves a study's dashboard; all servers end with the test."""
+    from dashboard_site import served
+
+    with ExitStack() as stack:
+        yield lambda *args, **more: stack.enter_context(served(tmp_path, *args, **more))
