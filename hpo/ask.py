@@ -185,9 +185,10 @@ def publish(db: Database, found: Results, home: Path) -> Path:
     from hpo import report as reports
 
     folder = home / "reports" / found.name
-    path = reports.write(found, folder)
-    reports.note(db, found, home, folder)
-    return path
+    source = reports.read_source(found)
+    reports.write(found, folder, source)
+    reports.note(db, found, home, folder, source)
+    return folder / "report.html"
 
 
 def delete(study: str, home: Path, storage: str | None, console: Console) -> int:

@@ -26,7 +26,7 @@ _STUDY_PREFIX = "artifacts:"
 # can be written after the trial has ended.
 _TRIAL_PREFIX = "dashboard:artifacts:"
 _N_CHECKPOINTS = 10
-_OURS = ("progress.png", "curves.png", "lr_range.png", "importance.png")
+_OURS = ("progress.png", "curves.png", "lr_range.png", "importance.png", "params.png")
 
 
 class ArtifactFolder:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -147,7 +149,8 @@ def _replayed(
 ) -> Rule:
     """Go through whole trials in their order and prune as the median rule does."""
     sign = 1.0 if results.maximize else -1.0
-    known: list[dict[int, float]] = []
+    # Of the trials that ended whole: how many, and their values at each epoch in order.
+    n_known, known = 0, defaultdict[int, list[float]](list)
     survivors: list[float] = []
     pruned: list[tuple[float, float]] = []
     saved = 0.0
@@ -156,13 +159,16 @@ def _replayed(
         curve, best, cut = dict(trial.curve), -math.inf, None
         for epoch, value in sorted(curve.items()):
             best = max(best, sign * value) if math.isfinite(value) else best
-            at = [sign * c[epoch] for c in known if epoch in c and math.isfinite(c[epoch])]
-            if epoch >= warmup and len(known) >= n_startup and len(at) >= n_startup and (
-                    best < statistics.median(at)):
+            at = known[epoch]
+            if epoch >= warmup and n_known >= n_startup and len(at) >= n_startup and (
+                    best < (at[(len(at) - 1) // 2] + at[len(at) // 2]) / 2):
                 cut = epoch
                 break
         if cut is None or cut == epochs - 1:
-            known.append(curve)
+            n_known += 1
+            for epoch, value in curve.items():
+                if math.isfinite(value):
+                    insort(known[epoch], sign * value)
             survivors.append(trial.score)
         else:
             pruned.append((trial.score, weight))

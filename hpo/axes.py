@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from hpo.results import Scores
 
+_Thing = TypeVar("_Thing")
 _GREY = "#777777"
 # A logarithmic axis is drawn where the largest value is this many times the smallest.
 _LOG_RATIO = 30.0
@@ -170,3 +171,17 @@ def loss_limits(losses: Sequence[float]) -> tuple[float, float]:
     top = min(max(finite), max(start, sorted(finite)[len(finite) // 2]) * 1.5)
     air = (top - low) * 0.08 or 0.1
     return low - air, top + air
+
+
+def thinned(things: Sequence[_Thing], most: int) -> Sequence[_Thing]:
+    """Return every k-th of many things, so that at most so many are left; a few as they are."""
+    return things[::math.ceil(len(things) / most)] if len(things) > most else things
+
+
+def every(things: Sequence[object], left: Sequence[object], what: str) -> str:
+    """Say that only every k-th of many things is drawn: `, every 3rd drawn`; else nothing."""
+    if len(left) == len(things):
+        return ""
+    k = math.ceil(len(things) / len(left))
+    ending = "th" if k % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(k % 10, "th")
+    return f", every {k}{ending} {what}"

@@ -256,7 +256,7 @@ def best(
 
 @app.command()
 def report(study: Study, home: Home = None, storage: Storage = None, json: Json = False) -> int:
-    """Write the report, Markdown with pictures, and put it where the dashboard shows it."""
+    """Write the report, one HTML file and Markdown, and put it where the dashboard shows it."""
     from hpo.ask import report as write
 
     return write(study, s.home_folder(home), storage, console(), as_json=json)

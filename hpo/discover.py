@@ -66,6 +66,20 @@ def source_path(study: str) -> str:
     return str(sys.modules[f"{PACKAGE}.{study}"].__file__)
 
 
+def file_of(study: str) -> Path | None:
+    """Return the file of a study's module without running it, or None where there is none.
+
+    Raises:
+        InputError: where the working directory hides the studies that ship.
+    """
+    add_working_directory()
+    if study not in known_studies():
+        return None
+    folders = importlib.import_module(PACKAGE).__path__
+    return next((path for folder in folders
+                 if (path := Path(folder, f"{study}.py")).is_file()), None)
+
+
 def _import(study: str) -> ModuleType:
     known = known_studies()
     if study not in known:

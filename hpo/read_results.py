@@ -48,7 +48,15 @@ def collect(db: Database, name: str) -> Results:
         candidates=from_registry(registry, metric) or _from_trials(phases.get("confirm")),
         registry=registry, sweep=sweep, settings=stored.get("settings") or {},
         data=stored.get("data") or {}, space=stored.get("space") or {},
+        workers=_workers(db, phases.values()),
     )
+
+
+def _workers(db: Database, phases: Iterable[Phase]) -> dict[str, dict[str, Any]]:
+    """Return what the trials' workers ran with, by their names."""
+    named = {str(owner) for phase in phases for trial in phase.trials
+             if (owner := trial.attrs.get("worker"))}
+    return db.runs.workers(sorted(named)) if named else {}
 
 
 def _unknown(name: str, known: list[str]) -> NoResult:

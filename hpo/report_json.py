@@ -18,8 +18,11 @@ from hpo.space import plain
 from hpo.verdict import compare, flattery, summary, verdict, worth
 
 
-def to_json(results: Results) -> str:
-    """Return all of it as strict JSON: floats to their last digit, null for NaN and infinity."""
+def to_json(results: Results, known: Mapping[str, Any] | None = None) -> str:
+    """Return all of it as strict JSON: floats to their last digit, null for NaN and infinity.
+
+    `known` is what `importance` says, where that is known already.
+    """
     phases = {name: _phase_data(results, phase) for name, phase in results.phases.items()}
     data = {
         "name": results.name, "metric": results.metric, "test_metric": results.test_metric,
@@ -31,14 +34,16 @@ def to_json(results: Results) -> str:
                     for row in summary(results)],
         "comparisons": [{**asdict(c), "outcome": c.outcome, "n_seeds_to_show": c.n_seeds_to_show}
                         for c in compare(results)],
-        **importance(results), "pruning": _pruning(results),
+        **(importance(results) if known is None else known), "pruning": _pruning(results),
         "phases": phases, "at_bounds": [asdict(one) for one in of_best(results)],
         "candidates": [{**asdict(c), "val": _scores_data(c.val), "test": _scores_data(c.test)}
                        for c in results.candidates],
         "lr_range": asdict(results.sweep) if results.sweep else None,
         "registry": list(results.registry), "settings": results.settings, "data": results.data,
     }
-    return json.dumps(strict(data), allow_nan=False, indent=1, ensure_ascii=False)
+    text = json.dumps(strict(data), allow_nan=False, indent=1, ensure_ascii=False)
+    # An error's text may hold half a character, which no file does.
+    return text.encode(errors="replace").decode()
 
 
 def _pruning(results: Results) -> dict[str, Any] | None:

@@ -197,6 +197,8 @@ class Results:
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, Any] = field(default_factory=dict)
+    # What each worker runs with, by the name that its trials carry as `worker`.
+    workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def test_metric(self) -> str:

@@ -31,7 +31,7 @@ def search_of(*trials):
                            sweep=None)
 
 
-def test_a_whole_study_has_all_four_pictures(tmp_path):
+def test_a_whole_study_has_all_pictures(tmp_path):
     assert drawn(samples.results(), tmp_path, SHARES) == list(plots.PICTURES)
     for name in plots.PICTURES:
         with Image.open(tmp_path / name) as picture:
@@ -53,7 +53,7 @@ def test_nothing_to_draw_leaves_no_picture_and_removes_an_old_one(tmp_path):
     (search_of(Trial(0, "RUNNING", curve=((0, 0.5), (1, 0.6)))), ["curves.png"]),
     (search_of(Trial(0, "COMPLETE", 0.0, curve=((0, 0.0),))), ["progress.png", "curves.png"]),
     (search_of(Trial(0, "COMPLETE", float("inf"), curve=((0, float("inf")),))), []),
-    (search_of(*samples.trials(300, 0.99)), ["progress.png", "curves.png"]),
+    (search_of(*samples.trials(300, 0.99)), ["progress.png", "curves.png", "params.png"]),
 ])
 def test_each_state_of_a_search_gets_the_pictures_it_has_data_for(tmp_path, results, names):
     assert drawn(results, tmp_path) == names
@@ -150,16 +150,10 @@ def test_one_level_far_from_all_others_does_not_squeeze_them():
     assert len(without_far({"search": [0.98], "grid": [0.2]})) == 2
 
 
-def pictured(draw, results, monkeypatch, tmp_path):
+def pictured(draw, results):
     """Return the axes of a picture and all the texts in it."""
-    from matplotlib.figure import Figure
-
-    seen = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (seen.append(self),
-                                                                    path.touch()))
-    assert draw(results, tmp_path / "picture.png")
-    texts = [text.get_text() for axes in seen[0].axes for text in axes.texts]
-    return seen[0].axes, texts
+    figure = draw(results)
+    return figure.axes, [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
 def raced(search, grid, **other):
@@ -169,15 +163,15 @@ def raced(search, grid, **other):
     return samples.results(phases=phases, **other)
 
 
-def test_equal_scores_stand_under_one_label_and_different_ones_under_two(monkeypatch, tmp_path):
-    axes, texts = pictured(plots.progress, raced(0.9965, 0.9965), monkeypatch, tmp_path)
+def test_equal_scores_stand_under_one_label_and_different_ones_under_two():
+    axes, texts = pictured(plots.progress, raced(0.9965, 0.9965))
     assert "search = grid\n0.9965" in texts
-    axes, texts = pictured(plots.progress, raced(0.9965, 0.9937), monkeypatch, tmp_path)
+    axes, texts = pictured(plots.progress, raced(0.9965, 0.9937))
     assert "search\n0.9965" in texts and "grid\n0.9937" in texts
 
 
-def test_beside_the_search_stands_what_the_verdict_compares(monkeypatch, tmp_path):
-    axes, _ = pictured(plots.progress, samples.results(), monkeypatch, tmp_path)
+def test_beside_the_search_stands_what_the_verdict_compares():
+    axes, _ = pictured(plots.progress, samples.results())
     left, right = axes
     assert right.get_title(loc="left") == "Fresh seeds, test split"
     assert right.get_xlabel() == "mean ± sd of 3 seeds"
@@ -185,15 +179,14 @@ def test_beside_the_search_stands_what_the_verdict_compares(monkeypatch, tmp_pat
     dots = {round(y, 6) for line in right.lines for y in line.get_ydata()}
     assert {0.978, 0.980, 0.979} <= dots and 0.981 not in dots
     found = [samples.candidate("search#1", 0.98, 0.97), samples.candidate("grid", 0.9, 0.91)]
-    (left, right), _ = pictured(plots.progress, samples.results(candidates=found), monkeypatch,
-                                tmp_path)
+    (left, right), _ = pictured(plots.progress, samples.results(candidates=found))
     assert right.get_title(loc="left") == "Fresh seeds, validation"
     assert left.get_title(loc="left") == "Best so far, one seed each"
 
 
-def test_an_axis_of_accuracies_ends_at_one(monkeypatch, tmp_path):
+def test_an_axis_of_accuracies_ends_at_one():
     found = [samples.candidate("search#1", 1.0, 0.98), samples.candidate("grid", 0.99, 0.97)]
-    axes, _ = pictured(plots.progress, raced(1.0, 1.0, candidates=found), monkeypatch, tmp_path)
+    axes, _ = pictured(plots.progress, raced(1.0, 1.0, candidates=found))
     for panel in axes:
         assert max(panel.get_yticks()) <= 1.0 and panel.spines["left"].get_bounds()[1] == 1.0
         bars = [path.vertices for bar in panel.collections for path in bar.get_paths()]
@@ -237,31 +230,31 @@ def test_losses_over_powers_of_ten_are_cut_by_their_logarithms():
     assert max(shown) == pytest.approx(1.0) and min(shown) == 0.001
 
 
-def test_what_lies_outside_of_the_learning_curves_axis_is_counted(monkeypatch, tmp_path):
+def test_what_lies_outside_of_the_learning_curves_axis_is_counted():
     good = [Trial(i, "COMPLETE", 0.95 - i / 100, curve=((0, 0.2), (1, 0.95 - i / 100)))
             for i in range(3)]
     bad = Trial(3, "PRUNED", 0.3, curve=((0, 0.3),))
-    axes, _ = pictured(plots.curves, search_of(*good, bad), monkeypatch, tmp_path)
+    axes, _ = pictured(plots.curves, search_of(*good, bad))
     assert axes[0].get_xlabel() == ("epoch  (below 0.928, not shown: 1 trial wholly, 3 trials in "
                                     "part)")
-    axes, _ = pictured(plots.curves, search_of(good[0]), monkeypatch, tmp_path)
+    axes, _ = pictured(plots.curves, search_of(good[0]))
     assert axes[0].get_xlabel() == "epoch"
 
 
-def test_the_best_trial_is_marked_at_its_best_epoch(monkeypatch, tmp_path):
+def test_the_best_trial_is_marked_at_its_best_epoch():
     best = Trial(5, "COMPLETE", 0.96, curve=((0, 0.9), (1, 0.96), (2, 0.94)))
-    axes, texts = pictured(plots.curves, search_of(best), monkeypatch, tmp_path)
+    axes, texts = pictured(plots.curves, search_of(best))
     assert "best: trial 5\n0.9600\nat epoch 1 (●)" in texts
     (mark,) = [line for line in axes[0].lines if line.get_marker() == "o"]
     assert (list(mark.get_xdata()), list(mark.get_ydata())) == ([1], [0.96])
 
 
 @pytest.mark.parametrize("pick", [1.6e-3, None])
-def test_no_text_lies_over_the_curves_of_a_sweep(pick, monkeypatch, tmp_path):
+def test_no_text_lies_over_the_curves_of_a_sweep(pick):
     from dataclasses import replace
 
     sweep = replace(samples.sweep(), pick=pick, reason="the loss never fell, " * 10)
-    axes, texts = pictured(plots.lr_range, samples.results(sweep=sweep), monkeypatch, tmp_path)
+    axes, texts = pictured(plots.lr_range, samples.results(sweep=sweep))
     top = axes[0].get_window_extent().y1
     assert all(text.get_window_extent().y0 >= top for text in axes[0].texts)
     assert texts[0].startswith("the loss never fell" if pick is None else

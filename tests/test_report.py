@@ -386,14 +386,14 @@ def test_a_report_is_markdown_with_its_pictures_beside_it(tmp_path):
     path = report.write(samples.results(), tmp_path / "r")
     text = path.read_text()
     assert path.name == "report.md" and text.startswith("# toy\n")
-    for name in ("progress.png", "curves.png", "lr_range.png", "importance.png"):
+    for name in ("progress.png", "curves.png", "lr_range.png", "importance.png", "params.png"):
         assert f"]({name})" in text and (tmp_path / "r" / name).stat().st_size > 5000
     assert report.verdict(samples.results()) in text
     assert "hpo run --study toy --n-trials 20 --seed 0 --sampler tpe" in text
     assert strict((tmp_path / "r" / "report.json").read_text())["name"] == "toy"
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
-        "curves.png", "importance.png", "lr_range.png", "progress.png", "report.json",
-        "report.md"]
+        "curves.png", "importance.png", "lr_range.png", "params.png", "progress.png",
+        "report.html", "report.json", "report.md"]
 
 
 def test_a_report_without_data_has_no_pictures_and_says_why(tmp_path):
@@ -464,7 +464,7 @@ def test_the_report_is_the_study_s_note_with_its_pictures(db, tmp_path):
     assert report.verdict(results) in body and "](/artifacts/" in body
     metas = [json.loads(v) for k, v in attrs_of(db).items() if k.startswith("artifacts:")]
     assert sorted(m["filename"] for m in metas) == [
-        "curves.png", "importance.png", "progress.png"]
+        "curves.png", "importance.png", "params.png", "progress.png"]
     for meta in metas:
         assert (tmp_path / "artifacts" / meta["artifact_id"]).read_bytes()[:4] == b"\x89PNG"
 
@@ -474,8 +474,8 @@ def test_a_second_report_replaces_the_first_one_s_pictures(db, tmp_path):
     for _ in range(3):
         report.write(results, tmp_path / "reports" / "toy")
         report.note(db, results, tmp_path)
-    assert len([k for k in attrs_of(db) if k.startswith("artifacts:")]) == 3
-    assert len(list((tmp_path / "artifacts").iterdir())) == 3
+    assert len([k for k in attrs_of(db) if k.startswith("artifacts:")]) == 4
+    assert len(list((tmp_path / "artifacts").iterdir())) == 4
 
 
 def test_a_picture_that_is_no_longer_drawn_is_taken_away(db, tmp_path):
@@ -486,8 +486,9 @@ def test_a_picture_that_is_no_longer_drawn_is_taken_away(db, tmp_path):
     (folder / "curves.png").unlink()
     report.note(db, results, tmp_path)
     metas = [json.loads(v) for k, v in attrs_of(db).items() if k.startswith("artifacts:")]
-    assert sorted(m["filename"] for m in metas if m) == ["importance.png", "progress.png"]
-    assert len(list((tmp_path / "artifacts").iterdir())) == 2
+    assert sorted(m["filename"] for m in metas if m) == [
+        "importance.png", "params.png", "progress.png"]
+    assert len(list((tmp_path / "artifacts").iterdir())) == 3
 
 
 def test_a_study_that_has_not_begun_has_no_note(db, tmp_path):
