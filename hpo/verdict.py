@@ -103,12 +103,12 @@ def _headline(results: Results, found: list[Comparison]) -> str:
         clauses.append(f"is clearly worse than {_each(by['worse'])}")
     if by["noise"]:
         n = min(c.n_seeds for c in by["noise"])
-        clauses.append(f"differs from {_each(by['noise'], turned=True)} by no more than the noise "
+        clauses.append(f"differs from {_each(by['noise'], len(found))} by no more than the noise "
                        f"of {_seeds(n)}{_coarse(by['noise'])}")
     if by["equal"]:
         clauses.append(f"scores the same as {_listed([NAMES[c.source] for c in by['equal']])}")
     if by["unknown"]:
-        clauses.append(f"differs from {_each(by['unknown'], turned=True)}, with one seed too few "
+        clauses.append(f"differs from {_each(by['unknown'], len(found))}, with one seed too few "
                        f"to tell that from noise")
     n = found[0].n_choices
     chosen = f", chosen among {n} by these same scores," if n > 1 else ""
@@ -156,18 +156,25 @@ def _opening(results: Results, found: list[Comparison]) -> str:
     return f"{'Worth it' if worth(results) else 'Not worth it'}. {said}"
 
 
-def _each(found: list[Comparison], *, turned: bool = False) -> str:
-    return _listed([f"{NAMES[c.source]} ({_change(c, turned)})" for c in found])
+def _each(found: list[Comparison], n_compared: int = 0) -> str:
+    return _listed([f"{NAMES[c.source]} ({_change(c, n_compared)})" for c in found])
 
 
-def _change(comparison: Comparison, turned: bool) -> str:
-    """Return the size of a difference with half its interval, and its turn where asked for."""
+def _change(comparison: Comparison, n_compared: int) -> str:
+    """Return the size of a difference with half its interval.
+
+    Where nothing else says so (`n_compared` is given), also its turn, and why it counts as noise
+    although its interval, which is of this comparison alone, leaves out zero.
+    """
     size = number(abs(comparison.difference))
     if comparison.low is not None and comparison.high is not None:
         size += f" ± {number((comparison.high - comparison.low) / 2)}"
-    if not turned:
+    if not n_compared:
         return f"by {size}"
-    return f"{size} {'better' if comparison.difference > 0 else 'worse'}"
+    low, high, n = comparison.low, comparison.high, n_compared * comparison.n_choices
+    alone = low is not None and high is not None and not low <= 0 <= high
+    chance = f", which among {n} comparisons may be chance" if alone and n > 1 else ""
+    return f"{size} {'better' if comparison.difference > 0 else 'worse'}{chance}"
 
 
 def flattery(results: Results) -> tuple[float, float] | None:

@@ -136,6 +136,20 @@ def test_a_choice_by_the_compared_scores_is_told():
                            "these same scores, is clearly better than the grid (by 0.0500 ± ")
 
 
+def test_a_difference_that_is_clear_only_alone_is_said_to_be_one_of_several():
+    """Its p is 0.03 alone and 0.06 as one of two: noise, although its interval leaves out zero."""
+    found = [candidate("search#1", *(0.9 + x for x in (0.021, 0.003, 0.010, 0.012))),
+             candidate("grid", 0.9, 0.9, 0.9, 0.9),
+             candidate("default", *(0.9 + x for x in (0.010, 0.003, 0.012, 0.012)))]
+    study = replace(EMPTY, candidates=tuple(found), data={"n_val": 100_000})
+    grid = next(c for c in compare(study) if c.source == "grid")
+    assert grid.p is not None and grid.p_corrected is not None and grid.low is not None
+    assert grid.p < 0.05 < grid.p_corrected and grid.low > 0 and grid.outcome == "noise"
+    said = report.verdict(study)
+    assert "better, which among 2 comparisons may be chance)" in said
+    assert said.count("may be chance") == 1
+
+
 @pytest.mark.parametrize(("n_seeds", "images", "outcome"), [
     (3, 1, "noise"), (3, 2, "noise"), (2, 4, "noise"), (3, 20, "better"), (3, -20, "worse"),
     (3, 0, "equal"),
