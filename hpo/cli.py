@@ -3,6 +3,7 @@
 Imports neither torch nor Optuna, so that `hpo --help` answers at once.
 """
 
+import gc
 import os
 import sys
 from dataclasses import replace
@@ -345,6 +346,8 @@ def main() -> None:
         # A disk, a folder or a socket that refuses; what it was asked for is in its own words.
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         code = 1
+    # What a command has imported is no garbage to be searched for at its end.
+    gc.freeze()
     sys.exit(code or 0)
 
 

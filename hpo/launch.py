@@ -105,10 +105,7 @@ def _with_pool(
     settings: Settings, console: Console,
     work: Callable[[Settings, Console, Pool, Stopper], int],
 ) -> int:
-    from storage import validate_name
-
     check(settings)
-    validate_name(settings.name)
     # A disk that is full, or a reader that is gone, must not end a night's run.
     forgive()
     stopper = Stopper()
@@ -117,9 +114,14 @@ def _with_pool(
     slots = devices.slots(settings.devices, settings.workers, n_each=settings.gpus_per_trial)
     if settings.sampler:
         check_sampler(settings.sampler)
-    pool = Pool(settings.study, slots, stopper.check)
+    pool = Pool(settings.study, slots, stopper.check, works=True)
     stopper.kill = pool.kill
     try:
+        # They load the module and torch while this process loads its own part.
+        pool.start()
+        from storage import validate_name
+
+        validate_name(settings.name)
         return work(settings, console, pool, stopper)
     finally:
         pool.kill()

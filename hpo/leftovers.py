@@ -189,6 +189,8 @@ def _shut_loaders() -> None:
     loading: Any = sys.modules.get("torch.utils.data.dataloader")
     if loading is None:
         return
+    # Those that were there when all was imported are not listed else.
+    gc.unfreeze()
     for one in gc.get_objects():
         # Not isinstance: it asks objects that have a __class__ of their own.
         if issubclass(type(one), loading.DataLoader):

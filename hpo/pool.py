@@ -29,7 +29,7 @@ from hpo.worker import STOP_GRACE_S
 # The child takes over the parent's import path before it imports anything of ours; -P keeps a
 # file of the working directory from standing in for a module of the standard library.
 _CHILD = ("import json, os, sys; sys.path[:] = json.loads(os.environ.pop('HPO_SYS_PATH')); "
-          "from hpo.worker import main; sys.exit(main())")
+          "from hpo.processes import run_alone; run_alone('hpo.worker')")
 # Workers that die one after another without ending a trial are a fault of the machine or the
 # module, and starting more of them only hides it.
 _MAX_DEATHS = 5
@@ -75,14 +75,16 @@ class Member:
 class Pool:
     """Workers of one study, one for each slot.
 
-    `check` is called while the pool waits for a worker to start; it raises to give up.
+    `check` is called while the pool waits for a worker to start; it raises to give up. `works`
+    says that they will train trials, so that each loads what these need before it is told to.
     """
 
     def __init__(
-        self, study: str, slots: Sequence[Slot], check: Callable[[], None] = lambda: None
+        self, study: str, slots: Sequence[Slot], check: Callable[[], None] = lambda: None, *,
+        works: bool = False,
     ) -> None:
         self.study, self.slots = study, list(slots)
-        self.check = check
+        self.check, self._works = check, works
         self.members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
         self._order: dict[str, Any] | None = None
@@ -94,17 +96,19 @@ class Pool:
         self._stopping = False
         self._guard: Guard | None = None
 
-    def start(self, slots: Sequence[Slot]) -> None:
-        """Start a worker for each of these slots."""
-        for slot in slots:
-            self._start(slot)
+    def start(self) -> None:
+        """Start a worker for each slot that has none."""
+        for slot in self.slots:
+            if slot.index not in self.members:
+                self._start(slot)
 
     def _start(self, slot: Slot) -> None:
         reader, writer = os.pipe()
         env = {**os.environ, **slot.environment(), "HPO_SYS_PATH": json.dumps(sys.path),
                "HPO_WORKER_STUDY": self.study, "HPO_WORKER_DEVICE": slot.device,
                "HPO_WORKER_INDEX": str(slot.index), "HPO_WORKER_EVENTS": str(writer),
-               "HPO_WORKER_N_DEVICES": str(slot.n_devices)}
+               "HPO_WORKER_N_DEVICES": str(slot.n_devices),
+               "HPO_WORKER_WORKS": "1" if self._works else ""}
         output = tempfile.TemporaryFile(prefix="hpo-worker-")
         try:
             process = subprocess.Popen(
@@ -131,12 +135,12 @@ class Pool:
             return
 
     def describe(self) -> dict[str, Any]:
-        """Start the first worker and return what its module says of itself.
+        """Return what the module says of itself to the first worker; the others load it as well.
 
         Raises:
             InputError: with the module's faults.
         """
-        self.start(self.slots[:1])
+        self.start()
         return self._await("spec")
 
     def prepare(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +149,6 @@ class Pool:
         Raises:
             InputError: for data that is missing or does not fit, or a `build` that fails.
         """
-        self.start(self.slots[1:])
         return self.ask("prepare", "ready", order=order)["info"]
 
     def ask(self, cmd: str, answer: str, **data: Any) -> dict[str, Any]:
@@ -183,9 +186,11 @@ class Pool:
 
     def work(self, order: dict[str, Any]) -> None:
         """Have all workers, and any that replaces one, take tickets by this order."""
-        self._order = order
         for member in self.members.values():
             self._send(member, "work", order=dict(order))
+        self._order = order
+        # One may have been lost since it was started.
+        self.start()
 
     def poll(self, timeout_s: float) -> list[tuple[Member, dict[str, Any]]]:
         """Return the events that came in, waiting at most `timeout_s` for the first.

@@ -25,6 +25,7 @@ from hpo.channel import Channel, LineBuffer
 from hpo.drive import is_out_of_memory
 from hpo.errors import HpoError
 from hpo.leftovers import give_memory_back
+from hpo.processes import TRAINING, imports, load
 from hpo.ranks import join_group
 from hpo.seeding import seed_all
 from hpo.space import params_from_json
@@ -69,10 +70,11 @@ def main() -> int:
     commands.start()
     seed_all(0)
     try:
-        spec = discover.load(os.environ["HPO_WORKER_STUDY"])
+        with imports():
+            spec = discover.load(os.environ["HPO_WORKER_STUDY"])
         if spec.build is not None:
             # While rank 0 does.
-            import hpo.train.loop  # noqa: F401
+            load(*TRAINING)
         channel.send("ready", source=source_digest(spec.build))
         join_group(rank, n, device, int(commands.inbox.get()["port"]))
         _follow(spec, commands, rank, n)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hpo.train.team import Team
 
 _CHILD = ("import json, os, sys; sys.path[:] = json.loads(os.environ.pop('HPO_SYS_PATH')); "
-          "from hpo.rank import main; sys.exit(main())")
+          "from hpo.processes import run_alone; run_alone('hpo.rank')")
 # A rank that is lost is seen by its pipe, one that is stuck by the time of its epoch; this is for
 # what neither sees.
 TIMEOUT = timedelta(hours=2)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hpo import discover, trial_log
 from hpo.channel import Channel, LineBuffer
 from hpo.errors import HpoError
+from hpo.processes import TRAINING, imports, load
 from hpo.ranks import Ranks
 from hpo.seeding import seed_all
 from hpo.stop import Stop
@@ -35,6 +36,8 @@ STOP_GRACE_S = 8.0
 # Exit codes by which the parent knows what to do next.
 EXIT_SPOILED = 75
 EXIT_STORAGE = 74
+# What trials need beside their training.
+_WORK = ("hpo.tasks", "hpo.presence", "optuna", "storage.database")
 
 
 class Commands(threading.Thread):
@@ -131,9 +134,12 @@ def _answer(spec, command: dict[str, Any], channel: Channel, ranks: Ranks) -> bo
 
 def _work(spec, command: dict[str, Any], channel: Channel, commands: Commands,
           stop: Stop, ranks: Ranks) -> int:
+    import optuna
+
     from hpo.presence import Presence
     from hpo.tasks import Tasks
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         tasks = Tasks(spec, command["order"], channel, stop, ranks)
     except HpoError as error:
@@ -195,7 +201,8 @@ def main() -> int:
     channel = Channel(int(os.environ["HPO_WORKER_EVENTS"]))
     commands = Commands(stop)
     commands.start()
-    spec = _load(study, channel)
+    with imports():
+        spec = _load(study, channel)
     if spec is None:
         return 0
     n_devices = int(os.environ["HPO_WORKER_N_DEVICES"])
@@ -205,7 +212,8 @@ def main() -> int:
     ranks.start()
     try:
         if spec.build is not None:
-            _import_training()
+            # While the parent still plans: the slowest part of a worker's start.
+            load(*TRAINING)
         return _obey(spec, channel, commands, stop, ranks, {
             "device": device, "worker": int(os.environ["HPO_WORKER_INDEX"]),
             "n_devices": n_devices})
@@ -216,6 +224,9 @@ def main() -> int:
 def _obey(spec, channel: Channel, commands: Commands, stop: Stop, ranks: Ranks,
           own: dict[str, Any]) -> int:
     while True:
+        if os.environ.get("HPO_WORKER_WORKS") and commands.inbox.empty():
+            # While the parent makes the database, or another worker tries a step.
+            load(*_WORK)
         command = commands.inbox.get()
         if command["cmd"] == "stop":
             return 0
@@ -224,15 +235,6 @@ def _obey(spec, channel: Channel, commands: Commands, stop: Stop, ranks: Ranks,
             return _work(spec, command, channel, commands, stop, ranks)
         if not _answer(spec, command, channel, ranks):
             return 0
-
-
-def _import_training() -> None:
-    """Load torch while the parent still plans: the slowest part of a worker's start."""
-    import optuna
-
-    import hpo.train.loop  # noqa: F401
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from commands import write, write_text
@@ -68,14 +70,20 @@ def queued(folder: Path, n: int) -> Database:
     return db
 
 
+# Events that came together with one that was waited for.
+UNREAD: WeakKeyDictionary[Pool, deque[dict[str, Any]]] = WeakKeyDictionary()
+
+
 def until(pool: Pool, wanted: Callable[[dict[str, Any]], bool], limit_s: float = 60) -> list:
-    """Return the events up to the first that is wanted."""
+    """Return the events up to the first that is wanted; those after it are for the next call."""
     seen, deadline = [], time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        for _, event in pool.poll(0.2):
-            seen.append(event)
-            if wanted(event):
+    unread = UNREAD.setdefault(pool, deque())
+    while unread or time.monotonic() < deadline:
+        while unread:
+            seen.append(unread.popleft())
+            if wanted(seen[-1]):
                 return seen
+        unread.extend(event for _, event in pool.poll(0.2))
     raise AssertionError(f"no such event in {limit_s} s: {seen}")
 
 
@@ -108,6 +116,25 @@ def test_a_module_that_kills_its_process_is_told_with_what_it_printed(
     write_text(tmp_path, "s", "import os\nprint('last words', flush=True)\nos._exit(9)")
     with pytest.raises(HpoError, match="(?s)ended with code 9 before any trial:.*last words"):
         new_pool().describe()
+
+
+def test_a_worker_that_is_lost_before_there_is_work_is_replaced(
+    tmp_path: Path, new_pool: Callable[..., Pool]
+) -> None:
+    write(tmp_path, "s", body='(HERE / f"at-{run.dir.name}").touch()\n'
+                              'while len(list(HERE.glob("at-*"))) < 2:\n    time.sleep(0.01)\n'
+                              'yield {"loss": x}')
+    db = queued(tmp_path, 2)
+    pool = new_pool(n=2)
+    pool.describe()
+    lost = pool.members[1].process
+    lost.kill()
+    until(pool, lambda event: event["event"] == "exit")
+    pool.work(order(tmp_path))
+    assert pool.members[1].process.pid != lost.pid
+    # Each of the two trials waits for the other one to begin.
+    until(pool, named("end"))
+    db.close()
 
 
 def test_what_a_module_prints_is_no_event(tmp_path: Path, new_pool: Callable[..., Pool]) -> None:

@@ -311,11 +311,13 @@ KEEPS = """
     from hpo import Float, StudySpec
 
     HERE = Path(os.getcwd())
-    KEPT = []
+    KEPT = [DataLoader(TensorDataset(torch.arange(8.0)), num_workers=1, persistent_workers=True)]
 
     def objective(run, x):
         with open(HERE / f"files-{run.epochs}", "a") as file:
-            file.write(f"{len(os.listdir('/proc/self/fd'))}\\n")
+            file.write(f"{os.getpid()} {len(os.listdir('/proc/self/fd'))}\\n")
+        for _ in KEPT[0]:
+            pass
         for _ in range(2):
             KEPT.append(DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, num_workers=2,
                                    persistent_workers=True))
@@ -332,7 +334,10 @@ KEEPS = """
 
 @pytest.mark.parametrize("epochs", [2, 3], ids=["complete", "each second pruned"])
 def test_loaders_that_a_module_keeps_do_not_pile_up(tmp_path: Path, epochs: int) -> None:
-    """C37: 20 trials with two persistent loaders each, kept for ever, and at most 256 files."""
+    """C37: 20 trials with two persistent loaders each, kept for ever, and at most 256 files.
+
+    They share one more, which was made when the module was imported.
+    """
     write_text(tmp_path, "s", KEEPS)
     words = search_words("s", "--n-trials", 20, "--epochs", epochs, "--prune-startup", 1,
                          "--prune-warmup", 0)
@@ -342,8 +347,11 @@ def test_loaders_that_a_module_keeps_do_not_pile_up(tmp_path: Path, epochs: int)
     assert done.returncode == 0, done.stdout + done.stderr
     states = [trial.state.name for trial in trials(tmp_path, "s")]
     assert states == (["COMPLETE"] * 20 if epochs == 2 else ["COMPLETE", "PRUNED"] * 10)
-    counts = [int(line) for line in (tmp_path / f"files-{epochs}").read_text().split()]
-    assert len(counts) == 20 and max(counts) - min(counts) <= 10, counts
+    numbers = [int(word) for word in (tmp_path / f"files-{epochs}").read_text().split()]
+    pids, counts = numbers[::2], numbers[1::2]
+    # Their files alone make a worker unfit, after several trials; a process would after each.
+    assert len(set(pids)) <= 5, pids
+    assert len(counts) == 20 and max(counts) - min(counts) <= 12, counts
     assert left_in(tmp_path) == []
 
 
