@@ -107,7 +107,10 @@ def _answer(spec, command: dict[str, Any], channel: Channel, ranks: Ranks) -> bo
         if command["cmd"] == "replay":
             rerun.rerun(spec, command, channel.send, ranks)
         elif command["cmd"] == "prepare":
-            channel.send("ready", info=rehearsal.prepare(spec, command["order"]))
+            info = rehearsal.prepare(spec, command["order"])
+            # A rank that cannot begin would end each of several workers.
+            ranks.join()
+            channel.send("ready", info=info)
         elif command["cmd"] == "examine":
             trace = command["trace"]
             for finding in rehearsal.examine(spec, command["order"],

@@ -6,11 +6,13 @@ workers which a test spawns see nothing but a URL; HPO_TEST_PG_URL gives another
 
 from __future__ import annotations
 
+import compileall
 import multiprocessing
 import multiprocessing.context
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import uuid
@@ -29,9 +31,21 @@ import storage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# A PostgreSQL server needs a hundredth of this where nothing else runs.
+_START_S = 120
 # What a machine may lack and still be called complete: a GPU, a user other than root, or one who
 # may mount.
 _MAY_LACK = ("CUDA", "root may", "may mount")
+
+
+def pytest_sessionstart() -> None:
+    """Compile our own modules once, for where no process may write what it has compiled.
+
+    An image often sets PYTHONDONTWRITEBYTECODE; each of a thousand commands then compiles anew.
+    """
+    root = Path(__file__).resolve().parent.parent
+    for folder in ("hpo", "storage", "search_spaces"):
+        compileall.compile_dir(root / folder, quiet=2)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -82,7 +96,11 @@ class OwnServer:
 
     def __init__(self, server: Any) -> None:
         self._server = server
-        self.url = server.get_uri(driver="psycopg").replace("postgresql+psycopg", "postgresql")
+        all_of_it = make_url(server.get_uri(driver="psycopg")).set(drivername="postgresql")
+        name = f"own_{uuid.uuid4().hex[:12]}"
+        _execute(all_of_it, f"CREATE DATABASE {name}")
+        # Each test has a database of its own.
+        self.url = _text(all_of_it.set(database=name))
 
     def crash(self) -> None:
         """Stop it at once, as a power cut does: sessions break, nothing is tidied up."""
@@ -93,19 +111,39 @@ class OwnServer:
 
     def start(self) -> None:
         """Start it again, and wait until it has recovered."""
-        self._server.ensure_postgres_running()
+        _patiently(self._server.ensure_postgres_running)
+
+
+@pytest.fixture(scope="module")
+def second_server() -> Iterator[Any]:
+    """Give a PostgreSQL server that no other file uses."""
+    with new_server() as server:
+        yield server
 
 
 @pytest.fixture
-def own_server() -> Iterator[OwnServer]:
-    """Give a PostgreSQL server of the test's own."""
-    with new_server() as server:
-        yield OwnServer(server)
+def own_server(second_server: Any) -> OwnServer:
+    """Give a PostgreSQL server that a test may crash, running, with an empty database."""
+    _patiently(second_server.ensure_postgres_running)
+    return OwnServer(second_server)
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Start a server on a busy machine too: `start` gives up after 10 s, the server does not."""
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            return start()
+        # The second says that it is there but not ready.
+        except (subprocess.TimeoutExpired, AssertionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def _start(pgserver: Any, folder: Path) -> Any:
     try:
-        return pgserver.get_server(folder)
+        return _patiently(lambda: pgserver.get_server(folder))
     except Exception as error:
         pytest.skip(f"no PostgreSQL: {type(error).__name__}: {error}")
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ RECIPE = """
     STUDY = StudySpec(space=dict(lr=Float(1e-3, 1e-1, log=True)), build=build,
                       maximize="val_accuracy", epochs={epochs}, defaults=dict(lr=0.01))
 """
+Curve = list[tuple[int, float]]
 WORDS = ("--n-trials", 1, "--sampler", "random", "--pruner", "none")
 
 
@@ -92,21 +94,26 @@ def states(folder: Path) -> list[Path]:
     return sorted((folder / "hpo-runs" / "artifacts").rglob("*.state"))
 
 
-def curves(folder: Path, home: str = "hpo-runs") -> list[list[tuple[int, float]]]:
-    found = trials(folder, "s", f"sqlite:///{folder / home / 'hpo.db'}")
-    return [list(trial.intermediate_values.items()) for trial in found]
+def curves(folder: Path) -> list[Curve]:
+    return [list(trial.intermediate_values.items()) for trial in trials(folder, "s")]
 
 
-def uninterrupted(folder: Path) -> list[tuple[int, float]]:
-    """Return the curve of the same trial, trained in one go."""
-    (folder / "slow").unlink(missing_ok=True)
-    search(folder, "s", *WORDS, "--home", "whole")
-    return curves(folder, "whole")[0]
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Curve]:
+    """Give a function that returns the curve of the same trial trained in one go, by batch."""
+    @cache
+    def train(batch: int = 128) -> Curve:
+        folder = tmp_path_factory.mktemp("whole")
+        write_text(folder, "s", recipe(folder, batch=batch))
+        search(folder, "s", *WORDS)
+        return curves(folder)[0]
+
+    return train
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_trial_that_was_stopped_or_killed_ends_as_if_nothing_had_happened(
-    folder: Path, number: int
+    folder: Path, number: int, uninterrupted: Callable[..., Curve]
 ) -> None:
     """It trains the missing epochs alone, says whose it took over, and leaves no state."""
     cut_off(folder, 3, number)
@@ -123,11 +130,13 @@ def test_a_trial_that_was_stopped_or_killed_ends_as_if_nothing_had_happened(
         assert n_taken_over == len(before[0].intermediate_values)
         assert first.user_attrs["reason"].startswith("interrupted: after epoch")
     assert f"from epoch {n_taken_over} on" in said, said
-    assert curves(folder)[1] == uninterrupted(folder)
+    assert curves(folder)[1] == uninterrupted()
     assert second.user_attrs["n_epochs"] == N_EPOCHS and states(folder) == []
 
 
-def test_a_broken_newest_state_costs_an_epoch_or_two_and_not_the_trial(folder: Path) -> None:
+def test_a_broken_newest_state_costs_an_epoch_or_two_and_not_the_trial(
+    folder: Path, uninterrupted: Callable[..., Curve]
+) -> None:
     cut_off(folder, 4, signal.SIGINT)
     older, newest = states(folder)
     newest.write_bytes(newest.read_bytes()[:1000])
@@ -135,11 +144,11 @@ def test_a_broken_newest_state_costs_an_epoch_or_two_and_not_the_trial(folder: P
     search(folder, "s", *WORDS)
     second = trials(folder, "s")[1]
     assert second.user_attrs["n_epochs_taken_over"] == int(older.stem.split("-")[1])
-    assert curves(folder)[1] == uninterrupted(folder)
+    assert curves(folder)[1] == uninterrupted()
 
 
 def test_a_state_of_another_recipe_is_refused_with_both_sides_and_the_trial_begins_anew(
-    folder: Path
+    folder: Path, uninterrupted: Callable[..., Curve]
 ) -> None:
     cut_off(folder, 2, signal.SIGINT)
     write_text(folder, "s", recipe(folder, batch=64))
@@ -148,18 +157,18 @@ def test_a_state_of_another_recipe_is_refused_with_both_sides_and_the_trial_begi
     assert "its training state is not used, the study's module has changed" in said, said
     second = trials(folder, "s")[1]
     assert "n_epochs_taken_over" not in second.user_attrs
-    assert curves(folder)[1] == uninterrupted(folder)
+    assert curves(folder)[1] == uninterrupted(batch=64)
 
 
 def test_a_state_is_of_the_module_that_was_loaded_although_its_file_was_edited_meanwhile(
-    folder: Path
+    folder: Path, uninterrupted: Callable[..., Curve]
 ) -> None:
     """What the worker trains with is what it loaded; a state written later is no newer."""
     cut_off(folder, 2, signal.SIGINT, lambda: write_text(folder, "s", recipe(folder, batch=64)))
     (folder / "slow").unlink()
     said = search(folder, "s", *WORDS).stdout
     assert "the study's module has changed" in said, said
-    assert curves(folder)[1] == uninterrupted(folder)
+    assert curves(folder)[1] == uninterrupted(batch=64)
 
 
 def test_a_loop_of_the_users_own_finds_its_checkpoint_and_the_epochs_before_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -234,13 +235,41 @@ def test_a_timm_model_fits_the_data_trains_and_is_made_again() -> None:
     assert_made_again(trained(spec))
 
 
-def test_timm_weights_that_cannot_be_downloaded_are_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Give the empty cache of a hub that is away."""
     pytest.importorskip("timm")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    return tmp_path
+
+
+def test_timm_weights_that_cannot_be_downloaded_are_told_at_once(empty_cache: Path) -> None:
+    began = time.monotonic()
     with pytest.raises(DataError, match="pretrained weights cannot be loaded") as caught:
         TimmModel("resnet10t.c3_in1k", pretrained=True).make((3, 32, 32), 3)
+    assert "does not answer: [Errno 111] Connection refused" in str(caught.value)
     assert "\n" not in str(caught.value)
+    # The hub's client alone asks for 46 s.
+    assert time.monotonic() - began < 20
+
+
+def test_timm_weights_that_are_in_the_cache_are_taken_from_it_while_the_hub_is_away(
+    empty_cache: Path
+) -> None:
+    import timm  # type: ignore[import-not-found]
+    from safetensors.torch import save_file
+
+    torch.manual_seed(3)
+    published: Any = timm.create_model("resnet10t", num_classes=1000)
+    folder = empty_cache / "models--timm--resnet10t.c3_in1k"
+    (folder / "snapshots" / "1").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("1")
+    save_file(published.state_dict(), folder / "snapshots" / "1" / "model.safetensors")
+    began = time.monotonic()
+    net: Any = TimmModel("resnet10t.c3_in1k", pretrained=True).make((3, 32, 32), 3)
+    assert torch.equal(net.conv1[0].weight, published.conv1[0].weight)
+    assert time.monotonic() - began < 20

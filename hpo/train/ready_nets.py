@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ Shape = tuple[int, ...]
 # What a maker raises for a field or an image size that it does not take.
 REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, KeyError, IndexError,
             AttributeError, ZeroDivisionError)
+# A hub that gives no answer within this time is away.
+_ANSWER_S = 5.0
 # By default these two train on several sets of scores, and warn unless told how to draw weights.
 QUIET: dict[str, dict[str, bool]] = {
     name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")}
@@ -72,13 +75,38 @@ def timm_model(spec: TimmModel, image_shape: Shape, n_classes: int) -> nn.Module
     except REFUSALS as error:
         raise InputError(f"{where}: timm refuses {fields}: {_line(error)}") from error
     if spec.pretrained:
-        try:
-            net = timm.create_model(spec.name, pretrained=True, **fields)
-        # Whatever its downloader raises: the same model without weights has just been made.
-        except Exception as error:
-            raise DataError(f"{where}: its pretrained weights cannot be loaded "
-                            f"({_line(error)}); use pretrained=False to do without") from error
+        net = _pretrained(where, lambda: timm.create_model(spec.name, pretrained=True, **fields))
     return tried(where, initialise(net, spec.init), image_shape, n_classes)
+
+
+def _pretrained(where: str, make: Callable[[], nn.Module]) -> nn.Module:
+    """Make a model of timm with its weights, from its cache alone while their hub is away."""
+    from huggingface_hub import constants  # type: ignore[import-not-found]
+
+    was_offline = constants.HF_HUB_OFFLINE
+    away = None if was_offline else _no_answer(constants.ENDPOINT)
+    # Its client would ask again and again, 23 s for each file, also for those that it has.
+    constants.HF_HUB_OFFLINE = was_offline or away is not None
+    try:
+        return make()
+    # Whatever its downloader raises: the same model without weights has just been made.
+    except Exception as error:
+        why = _line(error) if away is None else f"{constants.ENDPOINT} does not answer: {away}"
+        raise DataError(f"{where}: its pretrained weights cannot be loaded ({why}); "
+                        f"use pretrained=False to do without") from error
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline
+
+
+def _no_answer(url: str) -> str | None:
+    """Return what keeps the hub's client from an answer, of whatever kind, or None."""
+    from huggingface_hub.utils import get_session  # type: ignore[import-not-found]
+
+    try:
+        get_session().head(url, timeout=_ANSWER_S)
+    except Exception as error:
+        return _line(error)
+    return None
 
 
 def tried(where: str, net: nn.Module, image_shape: Shape, n_classes: int) -> nn.Module:

@@ -166,15 +166,14 @@ def test_a_stopped_trial_goes_on_with_both_ranks_and_ends_as_undisturbed(tmp_pat
     assert "the same" in hpo(other, "replay", "grid/0", "--study", "s").stdout
 
 
-def test_a_rank_that_cannot_import_the_module_ends_the_run_with_its_reason(
-    tmp_path: Path
-) -> None:
+def test_a_rank_that_cannot_import_the_module_is_told_before_any_trial(tmp_path: Path) -> None:
     write(tmp_path, ["fine"])
     path = tmp_path / "search_spaces" / "s.py"
     path.write_text(path.read_text() + '\nif RANK:\n    raise OSError("no such disk")\n')
-    done = hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", *PAIR, code=1)
-    assert "rank 1 of a trial's 2 processes did not begin" in done.stdout + done.stderr
-    assert "OSError: no such disk" in done.stdout + done.stderr
+    done = hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", *PAIR, code=2)
+    assert "rank 1 of a trial's 2 processes did not begin" in done.stderr
+    assert "OSError: no such disk" in done.stderr
+    assert not (tmp_path / "hpo-runs" / "hpo.db").exists()
 
 
 def test_a_module_that_is_edited_in_mid_run_trains_no_trial_of_two_recipes(
