@@ -1,7 +1,7 @@
-"""Files that optuna-dashboard shows: pictures at the study, checkpoints at its best trials.
+"""Files that optuna-dashboard shows: a report's at the study, checkpoints at its best trials.
 
-Pictures are ordinary Optuna artifacts. A checkpoint stays where the run put it: its artifact's id
-is its path in hexadecimal, so that nothing is stored twice and a deleted file is simply gone.
+Pictures and page are ordinary Optuna artifacts. A checkpoint stays where the run put it: its id as
+an artifact is its path in hexadecimal, so that nothing is stored twice and a deleted file is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _STUDY_PREFIX = "artifacts:"
 # can be written after the trial has ended.
 _TRIAL_PREFIX = "dashboard:artifacts:"
 _N_CHECKPOINTS = 10
-_OURS = ("progress.png", "curves.png", "lr_range.png", "importance.png", "params.png")
+_OURS = ("progress.png", "curves.png", "lr_range.png", "importance.png", "params.png",
+         "report.html")
 
 
 class ArtifactFolder:
@@ -80,10 +81,10 @@ def _hidden_path(artifact_id: str) -> str | None:
 
 
 def pictures(db: Database, study: str, home: Path, folder: Path) -> dict[str, str]:
-    """Attach a report's pictures to an Optuna study; return each one's address in the dashboard.
+    """Attach a report's pictures and page to an Optuna study; return their addresses there.
 
-    A picture of the same name is replaced under its old id, one that is no longer drawn is taken
-    away, and artifacts of anyone else's are left alone.
+    A file of the same name is replaced under its old id, one that is no longer written is
+    taken away, and artifacts of anyone else's are left alone.
     """
     from optuna.artifacts.exceptions import ArtifactNotFound
 

@@ -124,7 +124,9 @@ class Pages:
         kept += [("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "same-origin"),
                  ("X-Frame-Options", "DENY")]
         if path.startswith("/artifacts/"):
-            kept.append(("Content-Security-Policy", "sandbox; default-src 'none'"))
+            # A report's page has its style sheet inside; nothing is loaded, no script runs.
+            kept.append(("Content-Security-Policy",
+                         "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"))
         return kept
 
     def _location(self, url: str) -> str:

@@ -86,7 +86,8 @@ def test_the_study_shows_its_trials_its_note_and_its_pictures(site_of):
         path = f"/artifacts/{site.study_id()}/{artifact['artifact_id']}"
         assert path in shown["note"]["body"]
         status, headers, body = site.ask(path)
-        assert status == 200 and body[:4] == b"\x89PNG"
+        assert status == 200
+        assert body[:4] == (b"<!DO" if artifact["filename"] == "report.html" else b"\x89PNG")
         assert "sandbox" in headers["Content-Security-Policy"]
         assert "Access-Control-Allow-Origin" not in headers
 
@@ -261,6 +262,14 @@ def test_a_person_logs_in_and_reads_the_report_with_its_pictures(site_of, tmp_pa
         page.goto(f"{base}/dashboard/studies/{site.study_id()}")
         page.get_by_text("Best Trial").first.wait_for()
         page.screenshot(path=tmp_path / "study.png")
+        # The report's page is among its artifacts, and has its looks there too.
+        page.goto(f"{base}/dashboard/studies/{site.study_id()}/note")
+        link = page.get_by_role("link", name="All of this as one page")
+        page.goto(f"{base}{link.get_attribute('href')}")
+        assert page.locator("svg").count() >= 4
+        assert page.evaluate("getComputedStyle(document.querySelector('.verdict')).fontSize"
+                             ) == "17.6px"
+        page.screenshot(path=tmp_path / "page.png")
         browser.close()
     assert (tmp_path / "note.png").stat().st_size > 20_000
     assert foreign == [] and errors == []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import study_samples as samples
+from matplotlib.collections import FillBetweenPolyCollection
 from PIL import Image
 
 from hpo import plots
@@ -16,6 +19,7 @@ from hpo.axes import (
     with_chance,
     without_far,
 )
+from hpo.progress import band
 from hpo.results import Phase, Sweep, Trial
 
 SHARES = {"lr": 0.7, "weight_decay": 0.2, "dropout": 0.1, "hidden": 0.0}
@@ -182,6 +186,17 @@ def test_beside_the_search_stands_what_the_verdict_compares():
     (left, right), _ = pictured(plots.progress, samples.results(candidates=found))
     assert right.get_title(loc="left") == "Fresh seeds, validation"
     assert left.get_title(loc="left") == "Best so far, one seed each"
+
+
+def test_the_grid_has_its_band_and_the_search_has_none():
+    found = band(samples.results(), "grid")
+    assert found is not None
+    known = [(low, high) for low, high in zip(found.low, found.high, strict=True) if low and high]
+    (left, _), _ = pictured(plots.progress, samples.results())
+    (shade,) = [one for one in left.collections if isinstance(one, FillBetweenPolyCollection)]
+    outline: Any = [path.vertices for path in shade.get_paths()]
+    heights = {round(float(y), 9) for points in outline for _, y in points}
+    assert heights == {round(value, 9) for pair in known for value in pair}
 
 
 def test_an_axis_of_accuracies_ends_at_one():

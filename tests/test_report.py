@@ -464,9 +464,11 @@ def test_the_report_is_the_study_s_note_with_its_pictures(db, tmp_path):
     assert report.verdict(results) in body and "](/artifacts/" in body
     metas = [json.loads(v) for k, v in attrs_of(db).items() if k.startswith("artifacts:")]
     assert sorted(m["filename"] for m in metas) == [
-        "curves.png", "importance.png", "params.png", "progress.png"]
+        "curves.png", "importance.png", "params.png", "progress.png", "report.html"]
+    assert "[All of this as one page, with the module's source](/artifacts/" in body
     for meta in metas:
-        assert (tmp_path / "artifacts" / meta["artifact_id"]).read_bytes()[:4] == b"\x89PNG"
+        start = b"<!DO" if meta["filename"].endswith(".html") else b"\x89PNG"
+        assert (tmp_path / "artifacts" / meta["artifact_id"]).read_bytes()[:4] == start
 
 
 def test_a_second_report_replaces_the_first_one_s_pictures(db, tmp_path):
@@ -474,8 +476,8 @@ def test_a_second_report_replaces_the_first_one_s_pictures(db, tmp_path):
     for _ in range(3):
         report.write(results, tmp_path / "reports" / "toy")
         report.note(db, results, tmp_path)
-    assert len([k for k in attrs_of(db) if k.startswith("artifacts:")]) == 4
-    assert len(list((tmp_path / "artifacts").iterdir())) == 4
+    assert len([k for k in attrs_of(db) if k.startswith("artifacts:")]) == 5
+    assert len(list((tmp_path / "artifacts").iterdir())) == 5
 
 
 def test_a_picture_that_is_no_longer_drawn_is_taken_away(db, tmp_path):
@@ -487,8 +489,8 @@ def test_a_picture_that_is_no_longer_drawn_is_taken_away(db, tmp_path):
     report.note(db, results, tmp_path)
     metas = [json.loads(v) for k, v in attrs_of(db).items() if k.startswith("artifacts:")]
     assert sorted(m["filename"] for m in metas if m) == [
-        "importance.png", "params.png", "progress.png"]
-    assert len(list((tmp_path / "artifacts").iterdir())) == 3
+        "importance.png", "params.png", "progress.png", "report.html"]
+    assert len(list((tmp_path / "artifacts").iterdir())) == 4
 
 
 def test_a_study_that_has_not_begun_has_no_note(db, tmp_path):

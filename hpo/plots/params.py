@@ -89,7 +89,7 @@ def _looks(results: Results, trials: Sequence[Trial]) -> list[tuple[Trial, dict[
     sign = -1.0 if results.maximize else 1.0
     whole = sorted((t for t in trials if t.score is not None),
                    key=lambda t: sign * (t.score or 0.0), reverse=True)
-    n_top = max(1, round(len(whole) / 10))
+    n_top = _n_top(len(whole))
     looks: list[tuple[Trial, dict[str, Any]]] = [
         (t, {"color": FAINT, "lw": 0.7, "alpha": 0.5}) for t in trials if t.score is None]
     for i, trial in enumerate(whole):
@@ -99,6 +99,10 @@ def _looks(results: Results, trials: Sequence[Trial]) -> list[tuple[Trial, dict[
     best = results.best("search")
     looks.append((best or whole[-1], {"color": COLOURS["grid"], "lw": 2.4}))
     return looks
+
+
+def _n_top(n_whole: int) -> int:
+    return max(1, round(n_whole / 10))
 
 
 def _draw_axes(axes: Axes, names: Sequence[str], scales: Sequence[Scale]) -> None:
@@ -125,8 +129,10 @@ def _draw_axes(axes: Axes, names: Sequence[str], scales: Sequence[Scale]) -> Non
 
 def _explain(axes: Axes, results: Results, trials: Sequence[Trial]) -> None:
     n_pruned = sum(t.score is None for t in trials)
+    n_whole = len(trials) - n_pruned
     best = results.best("search")
     said = [f"orange: the best, trial {best.number} ({number(best.score or 0.0)})"
-            if best else "", "blue: the best tenth", "light: other complete ones",
+            if best else "", "blue: the best tenth" if _n_top(n_whole) > 1 else "",
+            "light: other complete ones",
             f"grey: {n_pruned} pruned, without an end" if n_pruned else ""]
     axes.set_xlabel("  ·  ".join(filter(None, said)), fontsize=8.5, color=SOFT)

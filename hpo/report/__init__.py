@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hpo.end_table import aligned, plain_table, summary_table
 from hpo.importance import importance
 from hpo.report.document import sections
+from hpo.report.markdown import PAGE
 from hpo.report.markdown import markdown as as_markdown
 from hpo.report.origin import Source, read_source
 from hpo.report.page import page
@@ -42,10 +43,11 @@ def write(results: Results, folder: Path, source: Source | None = None) -> Path:
     figures = plots.draw(results, found["importance"])
     plots.save_all(figures, folder)
     said = sections(results, source, found)
-    _put(folder / "report.html", page(results, said, figures))
+    _put(folder / PAGE, page(results, said, figures))
     _put(folder / "report.json", to_json(results, found))
     path = folder / "report.md"
-    _put(path, as_markdown(results.name, verdict(results), said, {name: name for name in figures}))
+    _put(path, as_markdown(results.name, verdict(results), said,
+                           {name: name for name in (*figures, PAGE)}))
     return path
 
 
@@ -67,8 +69,8 @@ def note(
 ) -> None:
     """Put the report where optuna-dashboard shows it: as the study's note, with its pictures.
 
-    Pictures are the study's artifacts; they and the checkpoints of the best trials replace those
-    of an earlier report. `folder` is where `write` put the report (`home`/reports/NAME).
+    Pictures and the page are the study's artifacts; they and the checkpoints of the best trials
+    replace those of an earlier report. `folder` is where `write` put it (`home`/reports/NAME).
     """
     from hpo import attachments
 

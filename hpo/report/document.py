@@ -10,6 +10,7 @@ from hpo import bounds
 from hpo.audit import audit, sentence
 from hpo.end_table import rows_with_head
 from hpo.importance import about, importance
+from hpo.progress import band
 from hpo.report.blocks import Block, Picture, Section, Table, Text, value
 from hpo.report.cost import costs, endings
 from hpo.report.origin import Source, made_with, repeat
@@ -95,10 +96,21 @@ def _params(results: Results) -> list[Section]:
 
 
 def _pictures(results: Results, found: Mapping[str, Any]) -> list[Section]:
-    told = {"importance.png": [Text(about(results))] if found["importance"] else []}
+    told = {"importance.png": [Text(about(results))] if found["importance"] else [],
+            "progress.png": _bands(results)}
     why = {"importance.png": found.get("why")}
     return [Section(title, [Picture(name, alt, why.get(name) or missing), *told.get(name, [])])
             for name, (title, alt, missing) in _ABOUT.items()]
+
+
+def _bands(results: Results) -> list[Text]:
+    """Say what the bands of the baselines are, where there are any."""
+    names = [phase for phase in ("grid", "random") if band(results, phase)]
+    if not names:
+        return []
+    return [Text(f"The band is where the best of {' and of '.join(names)} stands in 80 % of 500 "
+                 f"courses with other trials of the same kind, drawn with replacement. One run of "
+                 f"a search tells nothing of how another would have gone, so it has none.")]
 
 
 def _best_trials(results: Results) -> list[Section]:

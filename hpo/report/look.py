@@ -60,6 +60,7 @@ code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu 
 td code { overflow-wrap: anywhere; }
 pre { margin: 0.8rem 0; padding: 0.8rem 1rem; overflow-x: auto; background: var(--panel);
   border-radius: 6px; line-height: 1.5; }
+.flag { white-space: nowrap; }
 .copied { white-space: pre-wrap; overflow-wrap: anywhere; }
 figure { margin: 0.8rem 0 0; }
 .plot { display: block; width: 100%; min-width: 36rem; height: auto; }

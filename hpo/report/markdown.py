@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 
 from hpo.report.blocks import Block, Picture, Section, Table, Text
 
+# The name of the report's page.
+PAGE = "report.html"
+
 
 def markdown(
     title: str, verdict: str, sections: Sequence[Section], links: Mapping[str, str]
 ) -> str:
-    """Return a report as Markdown; `links` gives the address of each picture that exists."""
+    """Return a report as Markdown; `links` gives the addresses of its pictures and its page."""
     parts = [f"# {_plain(title)}", f"**{_plain(verdict)}**"]
+    if PAGE in links:
+        parts.append(f"[All of this as one page, with the module's source]({links[PAGE]})")
     for section in sections:
         parts += [f"## {section.title}", *filter(None, (_block(b, links) for b in section.blocks))]
     return "\n\n".join(parts) + "\n"

@@ -188,7 +188,10 @@ def _code(block: Code) -> str:
     if block.summary:
         return (f"<details><summary>{_plain(block.summary)}</summary>"
                 f"<pre><code>{_plain(block.text)}</code></pre></details>")
-    return f'<pre class="copied"><code>{_plain(block.text)}</code></pre>'
+    # Between lines a flag stays whole.
+    flags = re.sub(r"(?<=\s)(--[a-z]+(?:-[a-z]+)*)", r'<span class="flag">\1</span>',
+                   _plain(block.text))
+    return f'<pre class="copied"><code>{flags}</code></pre>'
 
 
 def _plain(text: str) -> str:
