@@ -42,7 +42,7 @@ from hpo.train.optim import OPTIMIZERS
 from hpo.train.optim_spec import OptimizerSpec
 from hpo.train.recipe import describe
 from hpo.train.schedules import SCHEDULES
-from hpo.train.steps import orthogonalised
+from hpo.train.steps import all_orthogonalised, orthogonalised
 
 N_STEPS = 6
 NAMES = list(OPTIMIZERS)
@@ -226,6 +226,22 @@ def test_orthogonalised_keeps_singular_vectors_and_brings_their_values_to_about_
     torch.testing.assert_close(turned, torch.diag(values), rtol=0, atol=1e-10)
     single = orthogonalised(matrix.float())
     torch.testing.assert_close(single.double(), orthogonalised(matrix), rtol=0, atol=1e-4)
+
+
+def test_matrices_of_one_shape_are_orthogonalised_together_each_as_by_the_formula():
+    """Tall, wide, alone in its shape and too large to be put together, in mixed order."""
+    draws = torch.Generator().manual_seed(3)
+    shapes = [(12, 5), (5, 12), (12, 5), (7, 7), (300, 300), (5, 12), (300, 300), (12, 5)]
+    matrices = [torch.randn(shape, generator=draws, dtype=torch.float64) for shape in shapes]
+    got = all_orthogonalised(matrices)
+    for matrix, even in zip(matrices, got, strict=True):
+        x = matrix.numpy() if matrix.shape[0] <= matrix.shape[1] else matrix.numpy().T
+        x = x / np.sqrt((x ** 2).sum())
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        expected = x if matrix.shape[0] <= matrix.shape[1] else x.T
+        np.testing.assert_allclose(even.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])

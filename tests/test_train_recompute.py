@@ -90,7 +90,7 @@ def test_training_is_the_same_to_the_last_bit_buffers_and_random_draws_included(
     assert torch.equal(state, other_state)
 
 
-@pytest.mark.parametrize("name", ["SimpleCNN", "ResNet9", "ViT"])
+@pytest.mark.parametrize("name", ["SimpleCNN", "ViT"])
 def test_a_compiled_model_that_computes_again_trains_as_one_that_does_neither(name: str) -> None:
     """Running means and counts of batch norm included, which are updated once."""
     found = []

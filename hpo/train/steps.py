@@ -15,6 +15,8 @@ from torch.optim.adamw import adamw
 
 Groups = Iterable[dict[str, Any]]
 Closure = Callable[[], float] | None
+# Larger matrices keep a CPU busy by themselves, and put together they leave its cache.
+_MOST_TOGETHER = 2**16
 
 
 class Lamb(torch.optim.Optimizer):
@@ -93,21 +95,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
     def _muon(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        momentum, lr = group["momentum"], group["lr"]
-        for param in params:
-            state, grad = self.state[param], param.grad
-            assert grad is not None
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(param)
-            mean = state["momentum_buffer"].lerp_(grad, 1.0 - momentum)
-            update = (grad.lerp(mean, momentum) if group["nesterov"] else mean).flatten(1)
-            n_rows, n_columns = update.shape
+        lr = group["lr"]
+        updates = [self._update(param, group) for param in params]
+        for param, even in zip(params, all_orthogonalised(updates, group["n_iterations"]),
+                               strict=True):
+            n_rows, n_columns = even.shape
             factor = (0.2 * math.sqrt(max(n_rows, n_columns))
                       if group["scale"] == "match_rms_adamw"
                       else math.sqrt(max(1.0, n_rows / n_columns)))
-            even = orthogonalised(update, group["n_iterations"])
             param.mul_(1.0 - lr * group["weight_decay"])
             param.add_(even.to(param.dtype).reshape(param.shape), alpha=-lr * factor)
+
+    def _update(self, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """Take a gradient into the momentum, and return the matrix that is to be made even."""
+        state, grad, momentum = self.state[param], param.grad, group["momentum"]
+        assert grad is not None
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(param)
+        mean = state["momentum_buffer"].lerp_(grad, 1.0 - momentum)
+        return (grad.lerp(mean, momentum) if group["nesterov"] else mean).flatten(1)
 
     def _adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for param in params:
@@ -124,25 +130,47 @@ class MuonWithAdamW(torch.optim.Optimizer):
               maximize=False)
 
 
+def all_orthogonalised(matrices: list[Tensor], n_iterations: int = 5) -> list[Tensor]:
+    """Return `orthogonalised` of each matrix, those of one shape computed together.
+
+    A GPU waits for its next kernel otherwise: five iterations of four small ones a matrix.
+    """
+    alike: dict[Any, list[int]] = {}
+    for i, one in enumerate(matrices):
+        # Weights in parts (FSDP) cannot be put together.
+        alone = hasattr(one, "full_tensor") or not one.is_cuda and one.numel() > _MOST_TOGETHER
+        key = i if alone else (one.shape, one.dtype, one.device)
+        alike.setdefault(key, []).append(i)
+    found: dict[int, Tensor] = {}
+    for at in alike.values():
+        if len(at) == 1:
+            found[at[0]] = orthogonalised(matrices[at[0]], n_iterations)
+        else:
+            made = orthogonalised(torch.stack([matrices[i] for i in at]), n_iterations)
+            found.update(zip(at, made, strict=True))
+    return [found[i] for i in range(len(matrices))]
+
+
 def orthogonalised(matrix: Tensor, n_iterations: int = 5) -> Tensor:
     """Return a matrix of the same singular vectors whose singular values are about 1.
 
     In bf16 on CUDA, as published; in the matrix' own type elsewhere, where bf16 is slower.
 
-    Shapes: [rows, columns] to the same.
+    Shapes: [rows, columns], or [n, rows, columns], to the same.
     Source: Jordan et al., Muon, section Definition: the Newton-Schulz iteration of fifth degree
     with coefficients that raise small singular values fast; all end between 0.7 and 1.2.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix.bfloat16() if matrix.is_cuda else matrix
-    wide = x.shape[0] <= x.shape[1]
-    x = x if wide else x.T
+    wide = x.shape[-2] <= x.shape[-1]
+    x = x if wide else x.mT
     # The Frobenius norm bounds the largest singular value.
-    x = x / x.norm().clamp(min=1e-7)
+    size = x.norm() if x.ndim == 2 else x.norm(dim=(-2, -1), keepdim=True)
+    x = x / size.clamp(min=1e-7)
     for _ in range(n_iterations):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x if wide else x.T
+    return x if wide else x.mT
 
 
 def _evaluated(closure: Closure) -> float | None:
