@@ -7,6 +7,7 @@ workers which a test spawns see nothing but a URL; HPO_TEST_PG_URL gives another
 from __future__ import annotations
 
 import compileall
+import gc
 import multiprocessing
 import multiprocessing.context
 import os
@@ -46,6 +47,12 @@ def pytest_sessionstart() -> None:
     root = Path(__file__).resolve().parent.parent
     for folder in ("hpo", "storage", "search_spaces"):
         compileall.compile_dir(root / folder, quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of the searches for garbage: a tenth of these tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commands import finish, grid, grid_words, reasons, start, states, together, trials, write
+from commands import (
+    TIMEOUT_S,
+    finish,
+    grid,
+    grid_words,
+    reasons,
+    start,
+    states,
+    together,
+    trials,
+    write,
+)
 
 CELL = "time.sleep(0.05)\nyield {'loss': 1.0}"
 
@@ -89,7 +100,7 @@ def test_a_run_that_is_interrupted_goes_on_where_it_stopped(tmp_path: Path) -> N
             yield {"loss": float(x)}
     """)
     process = start(tmp_path, *grid_words("s"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while not (tmp_path / "began-1").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     (tmp_path / "marker").touch()

@@ -65,18 +65,12 @@ def test_a_process_that_fails_says_so_and_ends_with_1(tmp_path: Path) -> None:
 
 def test_what_was_imported_is_left_out_of_later_searches_for_garbage() -> None:
     before = gc.get_freeze_count()
-    try:
-        load("json.tool")
-        assert gc.isenabled()
-        assert gc.get_freeze_count() > before
-    finally:
-        gc.unfreeze()
+    load("json.tool")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
 
 
 def test_nothing_is_searched_for_during_an_import() -> None:
-    try:
-        with imports():
-            assert not gc.isenabled()
-        assert gc.isenabled()
-    finally:
-        gc.unfreeze()
+    with imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()

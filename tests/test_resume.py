@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import arguments, environment, hpo, search, search_words, trials, write, write_text
+from commands import (
+    TIMEOUT_S,
+    arguments,
+    environment,
+    hpo,
+    search,
+    search_words,
+    trials,
+    write,
+    write_text,
+)
 
 from hpo.states import sweep
 
@@ -74,7 +84,7 @@ def cut_off(folder: Path, after: int, number: int, then: Callable[[], Any] = int
     process = subprocess.Popen(
         arguments(*search_words("s", *WORDS)), cwd=folder, env=environment(),
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + TIMEOUT_S
     while not any(int(path.stem.split("-")[1]) >= after for path in states(folder)):
         assert process.poll() is None and time.monotonic() < deadline, "no state was written"
         time.sleep(0.02)
@@ -87,7 +97,7 @@ def cut_off(folder: Path, after: int, number: int, then: Callable[[], Any] = int
                 pass
     else:
         process.send_signal(number)
-    process.wait(60)
+    process.wait(TIMEOUT_S)
 
 
 def states(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import study_samples as samples
 from commands import (
+    TIMEOUT_S,
     finish,
     hpo,
     search,
@@ -39,7 +40,7 @@ def asked(folder: Path, *words: object) -> Any:
 
 def until(folder: Path, wanted, *words: object) -> Any:
     """Return the first answer that is as wanted."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             said = asked(folder, *words)

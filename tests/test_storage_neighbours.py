@@ -16,7 +16,7 @@ from typing import Any
 
 import optuna
 import pytest
-from commands import arguments, environment
+from commands import TIMEOUT_S, arguments, environment
 from optuna.trial import TrialState
 
 import storage
@@ -60,7 +60,7 @@ def dashboard(url: str) -> Iterator[str]:
                                env=environment(PYTHONWARNINGS="ignore"))
     base = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 urllib.request.urlopen(f"{base}/api/studies", timeout=10).close()
@@ -187,7 +187,7 @@ def test_stock_dashboard_draws_a_study_of_ours_and_ours_one_of_stock_optuna(
 
 def _goto(page: Any, address: str, server: subprocess.Popen[bytes]) -> None:
     """Open a page of a server that may still be starting."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             page.goto(address)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import finish, search, search_words, start, states, trials, url, write
+from commands import TIMEOUT_S, finish, search, search_words, start, states, trials, url, write
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
@@ -57,7 +57,7 @@ def running(db: Database) -> int:
 
 
 def soon(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
-from commands import write, write_text
+from commands import TIMEOUT_S, write, write_text
 
 import storage
 from hpo.channel import Channel, LineBuffer
@@ -74,9 +74,9 @@ def queued(folder: Path, n: int) -> Database:
 UNREAD: WeakKeyDictionary[Pool, deque[dict[str, Any]]] = WeakKeyDictionary()
 
 
-def until(pool: Pool, wanted: Callable[[dict[str, Any]], bool], limit_s: float = 60) -> list:
+def until(pool: Pool, wanted: Callable[[dict[str, Any]], bool]) -> list:
     """Return the events up to the first that is wanted; those after it are for the next call."""
-    seen, deadline = [], time.monotonic() + limit_s
+    seen, deadline = [], time.monotonic() + TIMEOUT_S
     unread = UNREAD.setdefault(pool, deque())
     while unread or time.monotonic() < deadline:
         while unread:
@@ -84,7 +84,7 @@ def until(pool: Pool, wanted: Callable[[dict[str, Any]], bool], limit_s: float =
             if wanted(seen[-1]):
                 return seen
         unread.extend(event for _, event in pool.poll(0.2))
-    raise AssertionError(f"no such event in {limit_s} s: {seen}")
+    raise AssertionError(f"no such event in {TIMEOUT_S} s: {seen}")
 
 
 def named(name: str) -> Callable[[dict[str, Any]], bool]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import (
+    TIMEOUT_S,
     arguments,
     environment,
     finish,
@@ -51,7 +52,7 @@ def begun(folder: Path, *words: object) -> tuple[subprocess.Popen[str], list[obj
     (folder / "begun").mkdir(exist_ok=True)
     command = search_words("s", "--workers", 2, "--pruner", "none", *words)
     process = started(folder, *command)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while n_at_work(folder) < 2:
         assert process.poll() is None and time.monotonic() < deadline, "no two trials have begun"
         time.sleep(0.05)
@@ -129,7 +130,7 @@ def test_a_worker_that_hears_nothing_is_ended_when_its_parent_is_killed(tmp_path
     """)
     (tmp_path / "begun").mkdir()
     process = started(tmp_path, *search_words("s", "--n-trials", 1))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while not left(tmp_path):
         assert process.poll() is None and time.monotonic() < deadline, "no trial has begun"
         time.sleep(0.05)

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import arguments, environment, finish, hpo, reasons, states, trials, write_text
+from commands import (
+    TIMEOUT_S,
+    arguments,
+    environment,
+    finish,
+    hpo,
+    reasons,
+    states,
+    trials,
+    write_text,
+)
 
 pytestmark = pytest.mark.faults
 
@@ -129,7 +139,7 @@ def test_what_goes_wrong_in_one_rank_is_one_trials_trouble(tmp_path: Path) -> No
     assert "trouble(self.how)" in log and "no such luck" in log
     log = (tmp_path / "hpo-runs/logs/s/grid" / f"{by_cell['hang 1'][0].number}.log").read_text()
     assert "in trouble" in log and "hpo/rank.py" in log
-    assert none_left(tmp_path, 3)
+    assert none_left(tmp_path, 10)
 
 
 def begun(folder: Path, sign: str) -> subprocess.Popen[str]:
@@ -138,7 +148,7 @@ def begun(folder: Path, sign: str) -> subprocess.Popen[str]:
         arguments("run", "--study", "s", "--sampler", "grid", *PAIR), cwd=folder,
         env=environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while not list(folder.glob(sign)):
         assert process.poll() is None and time.monotonic() < deadline, finish(process)
         time.sleep(0.05)
@@ -152,7 +162,7 @@ def test_a_stopped_trial_goes_on_with_both_ranks_and_ends_as_undisturbed(tmp_pat
     os.killpg(process.pid, signal.SIGINT)
     code, output = finish(process)
     assert code == 130 and "goes on from here" in output, output
-    assert none_left(tmp_path, 3)
+    assert none_left(tmp_path, 10)
     hpo(tmp_path, "run", "--study", "s", "--sampler", "grid", *PAIR)
     found = trials(tmp_path, "s/grid")
     assert states(found) == ["FAIL", "COMPLETE"]
@@ -222,7 +232,7 @@ def test_ranks_end_with_the_worker_and_the_run(tmp_path: Path, victim: str) -> N
     worker = next(pid for pid in ranks if b"hpo.worker" in Path(
         f"/proc/{pid}/cmdline").read_bytes())
     os.kill(worker, signal.SIGKILL)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in ranks):
         assert time.monotonic() < deadline, "a rank outlives its worker"
         time.sleep(0.02)

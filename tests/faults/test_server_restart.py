@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import finish, search_words, start, write
+from commands import TIMEOUT_S, finish, search_words, start, write
 
 import storage
 from storage import Database
@@ -30,7 +30,7 @@ def prepared(folder: Path, url: str, *words: object) -> list[object]:
 
 def wait_for_trials(url: str, n: int) -> None:
     """Wait until a study has begun so many trials."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     db = Database(url)
     while sum(t.trial_number is not None for t in db.tickets.list("s")) < n:
         assert time.monotonic() < deadline, "no trial has begun"

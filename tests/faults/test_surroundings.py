@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from commands import (
+    TIMEOUT_S,
     arguments,
     environment,
     finish,
@@ -69,7 +70,7 @@ def opened(storage_url: str) -> Database | None:
 
 def wait_for_ended(storage_url: str, n: int) -> None:
     """Wait until so many trials of a study have ended."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while (db := opened(storage_url)) is None:
         assert time.monotonic() < deadline, "no database is there"
         time.sleep(0.1)
