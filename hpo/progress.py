@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpo.results import Results, Trial
@@ -23,18 +23,24 @@ def best_so_far(results: Results, phase: str) -> list[tuple[float, float]]:
 
     A sweep's epochs are spent before its phase's first trial.
     """
-    return _course(results, results.phase(phase).by_end(), results.phase(phase).sweep_epochs)
+    ended = [_outcome(trial) for trial in results.phase(phase).by_end()]
+    return _course(results, ended, results.phase(phase).sweep_epochs)
+
+
+def _outcome(trial: Trial) -> tuple[int, float | None]:
+    """Return what a trial cost and scored; asked once, for thousands are gone through often."""
+    return trial.n_epochs, trial.score
 
 
 def _course(
-    results: Results, trials: Sequence[Trial], spent: float
+    results: Results, outcomes: Iterable[tuple[int, float | None]], spent: float
 ) -> list[tuple[float, float]]:
     best: float | None = None
     steps = []
-    for trial in trials:
-        spent += trial.n_epochs
-        if trial.score is not None and results.better(trial.score, best):
-            best = trial.score
+    for n_epochs, score in outcomes:
+        spent += n_epochs
+        if score is not None and results.better(score, best):
+            best = score
             steps.append((spent, best))
     return steps
 
@@ -78,6 +84,12 @@ class Band:
     high: tuple[float | None, ...]
 
 
+def has_band(results: Results, phase: str) -> bool:
+    """Return whether a phase has a band: `band` says which have."""
+    scored = [t for t in results.phase(phase).trials if t.score is not None and t.n_epochs]
+    return phase in ("grid", "random") and len(scored) > 1
+
+
 def band(results: Results, phase: str, n_points: int = 60) -> Band | None:
     """Return the band of a baseline whose trials might have come in any order, or None.
 
@@ -88,10 +100,10 @@ def band(results: Results, phase: str, n_points: int = 60) -> Band | None:
 
     Source: the bootstrap (Efron 1979): trials drawn with replacement, 500 times, seeded.
     """
-    trials = [t for t in results.phase(phase).trials if t.ended and t.n_epochs]
-    total = sum(t.n_epochs for t in trials)
-    if phase not in ("grid", "random") or sum(t.score is not None for t in trials) < 2:
+    if not has_band(results, phase):
         return None
+    trials = [_outcome(t) for t in results.phase(phase).trials if t.ended and t.n_epochs]
+    total = sum(n_epochs for n_epochs, _ in trials)
     rng = random.Random(f"{results.name}/{phase}")
     courses = [_course(results, _drawn(trials, total, rng), 0.0) for _ in range(_N_COURSES)]
     at = tuple(total * (i + 1) / n_points for i in range(n_points))
@@ -101,13 +113,15 @@ def band(results: Results, phase: str, n_points: int = 60) -> Band | None:
     return Band(at, low, median, high)
 
 
-def _drawn(trials: Sequence[Trial], total: float, rng: random.Random) -> list[Trial]:
-    """Return a course as long as the phase itself, whatever its trials cost."""
-    drawn, spent = [], 0.0
+def _drawn(
+    trials: Sequence[tuple[int, float | None]], total: float, rng: random.Random
+) -> Iterator[tuple[int, float | None]]:
+    """Yield a course as long as the phase itself, whatever its trials cost."""
+    spent, n = 0.0, len(trials)
     while spent < total:
-        drawn.append(rng.choice(trials))
-        spent += drawn[-1].n_epochs
-    return drawn
+        outcome = trials[int(rng.random() * n)]
+        spent += outcome[0]
+        yield outcome
 
 
 def _quantiles(results: Results, values: Sequence[float | None]) -> tuple[float | None, ...]:

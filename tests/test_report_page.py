@@ -18,7 +18,7 @@ from study_samples import START
 
 from hpo import report
 from hpo.read_results import collect
-from hpo.report.cost import costs, device_seconds, endings, most_at_once
+from hpo.report.cost import costs, device_seconds, duration, endings, most_at_once
 from hpo.report.origin import made_with, repeat
 from hpo.results import Phase, Results, Trial
 
@@ -221,6 +221,13 @@ def test_failures_are_counted_by_reason_with_the_last_one_s_log():
     assert [tuple(row) for row in section.blocks[0].rows] == [
         ("search", "2", "FAIL", "`error`", "`trial 2: error: ValueError: b`", "`logs/2.log`"),
         ("search", "1", "FAIL", "`oom`", "`trial 0: oom: 2 GB`", "`logs/0.log`")]
+
+
+@pytest.mark.parametrize(("seconds", "said"), [
+    (None, ""), (0.0449, "45 ms"), (0.96, "1.0 s"), (59.4, "59.4 s"), (59.7, "1 min 0 s"),
+    (3599.6, "1 h 0 min"), (7800, "2 h 10 min")])
+def test_a_time_reads_in_the_unit_that_suits_it(seconds, said):
+    assert duration(seconds) == said
 
 
 # Where it comes from

@@ -123,9 +123,11 @@ def _stretches(trials: Iterable[Trial]) -> list[tuple[datetime, datetime, int]]:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time for reading: `3.2 s`, `4 min 5 s`, `2 h 10 min`."""
+    """Return a time for reading: `45 ms`, `3.2 s`, `4 min 5 s`, `2 h 10 min`."""
     if seconds is None:
         return ""
+    if seconds < 0.95:
+        return f"{seconds * 1000:.0f} ms"
     if round(seconds) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -10,7 +10,7 @@ from hpo import bounds
 from hpo.audit import audit, sentence
 from hpo.end_table import rows_with_head
 from hpo.importance import about, importance
-from hpo.progress import band
+from hpo.progress import has_band
 from hpo.report.blocks import Block, Picture, Section, Table, Text, value
 from hpo.report.cost import costs, endings
 from hpo.report.origin import Source, made_with, repeat
@@ -105,7 +105,7 @@ def _pictures(results: Results, found: Mapping[str, Any]) -> list[Section]:
 
 def _bands(results: Results) -> list[Text]:
     """Say what the bands of the baselines are, where there are any."""
-    names = [phase for phase in ("grid", "random") if band(results, phase)]
+    names = [phase for phase in ("grid", "random") if has_band(results, phase)]
     if not names:
         return []
     return [Text(f"The band is where the best of {' and of '.join(names)} stands in 80 % of 500 "

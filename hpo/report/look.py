@@ -51,7 +51,6 @@ thead th { border-bottom-color: var(--edge); }
 .n { padding: 0.4rem 0 0.4rem 1.1rem; text-align: right; }
 td.n { white-space: nowrap; }
 .first td { font-weight: 600; }
-td:first-child { white-space: nowrap; }
 .wide + .wide { margin-top: 1.2rem; }
 .dot { display: inline-block; width: 0.6em; height: 0.6em; margin-right: 0.5em;
   border-radius: 50%; }
@@ -60,7 +59,7 @@ code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu 
 td code { overflow-wrap: anywhere; }
 pre { margin: 0.8rem 0; padding: 0.8rem 1rem; overflow-x: auto; background: var(--panel);
   border-radius: 6px; line-height: 1.5; }
-.flag { white-space: nowrap; }
+td.flag, code.flag, span.flag { white-space: nowrap; }
 .copied { white-space: pre-wrap; overflow-wrap: anywhere; }
 figure { margin: 0.8rem 0 0; }
 .plot { display: block; width: 100%; min-width: 36rem; height: auto; }

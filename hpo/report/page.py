@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+# Letters of a cell that stays on one line.
+_N_SHORT = 16
 _OUTCOMES = {"better": "clearly better", "worse": "clearly worse", "noise": "within the noise",
              "equal": "the same", "unknown": "one seed cannot tell"}
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running",
@@ -171,7 +173,7 @@ def _row(row: Sequence[str], n_left: int, bold: bool) -> str:
 
 
 def _cell(tag: str, text: str, right: bool, more: str, before: str = "") -> str:
-    flush = ' class="n"' if right else ""
+    flush = ' class="n"' if right else ' class="flag"' if len(text) <= _N_SHORT else ""
     return f"<{tag}{more}{flush}>{before}{_inline(text)}</{tag}>"
 
 
@@ -205,5 +207,6 @@ def _inline(text: str) -> str:
     parts = re.split(r"`([^`]*)`", text)
     # A flag is code too, and is not broken after its first dash.
     return "".join(f"<code>{_plain(part)}</code>" if i % 2 else
-                   re.sub(r"(?<![\w-])(--[a-z]+(?:-[a-z]+)*)", r"<code>\1</code>", _plain(part))
+                   re.sub(r"(?<![\w-])(--[a-z]+(?:-[a-z]+)*)", r"<code class='flag'>\1</code>",
+                          _plain(part))
                    for i, part in enumerate(parts))
