@@ -1,6 +1,6 @@
 """What a search finds by how many epochs: random, grid, TPE with median, ASHA, hpo's default.
 
-    python benchmarks/search.py [--pool FILE] [--repeats 30]
+    python benchmarks/search.py [--pool FILE] [--repeats 30] [--rungs]
 
 Replays a pool of trainings (`search_pool.py`) in seconds. A study has one of the pool's seeds. A
 side ends at its number of epochs and picks its best COMPLETE trial; the pick's quality is the mean
@@ -14,7 +14,8 @@ repeats (those that share a seed of the pool are not independent, so it is a lit
 what a number of trials costs; and how many params of the pool's best tenth a side has trained to
 their end, which tells pruners apart where the picks' own noise does not. FAIL where the default,
 on average, is worse than 150 random trials at a tenth of their epochs, or than the whole grid at a
-fiftieth.
+fiftieth. `--rungs` compares other rungs than the default's instead, by the last measure and with
+random params.
 """
 
 from __future__ import annotations
@@ -78,6 +79,21 @@ def sides() -> list[Side]:
             Side("TPE + median", "tpe", median),
             Side("ASHA (random)", "random", asha),
             Side(DEFAULT, *default())]
+
+
+def rung_sides() -> list[Side]:
+    """Return random search under the median and under several rungs, the default's last."""
+    from hpo.pruners import RungPruner
+
+    def side(rungs: tuple[int, ...], reduction: float) -> Side:
+        return Side(f"best 1/{reduction:g} after {', '.join(map(str, rungs))}", "random",
+                    lambda _: RungPruner(rungs, reduction=reduction))
+
+    none, median = (one.pruner for one in sides()[:2])
+    return [
+        Side("no pruning", "random", none), Side("median", "random", median),
+        side((1,), 2), side((2,), 2), side((2,), 4), side((1, 3), 3), side((1, 2, 4), 2),
+        Side(DEFAULT, "random", default()[1])]
 
 
 def default() -> tuple[str, Callable[[int], Any]]:
@@ -268,7 +284,8 @@ def show_good(studies: dict[str, list[list[Moment]]], n_epochs: int) -> None:
     print(f"  {'':<22}{'good ones':>18}{'the default, minus':>22}")
     for name, found in rates.items():
         more = [a - b for a, b in zip(rates[DEFAULT], found, strict=True)]
-        print(f"  {name:<22}{mean_of(found):>18}{mean_of(more) if any(more) else '':>22}")
+        print(f"  {name:<22}{mean_of(found).removeprefix('+'):>18}"
+              f"{mean_of(more) if any(more) else '':>22}")
 
 
 def main() -> int:
@@ -276,6 +293,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", type=Path, default=PACKED)
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--rungs", action="store_true")
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import optuna
@@ -287,6 +305,10 @@ def main() -> int:
     epochs, n_cells = replay.pool.epochs, len(replay.pool.curves["grid"])
     budgets = (n_cells * epochs // OF_GRID, N_RANDOM * epochs // OF_RANDOM,
                N_TRIALS * epochs)
+    if args.rungs:
+        show_good({side.name: [replay.study(side, repeat, budgets[2]) for repeat
+                               in range(args.repeats)] for side in rung_sides()}, budgets[2])
+        return 0
     drawn = random_searches(replay, args.repeats)
     grid = picked(replay.pool.curves["grid"], replay.seeds[0])
     print(f"{len(replay.params)} random params and {n_cells} cells of a grid, "
