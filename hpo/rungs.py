@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 # The better half goes on at each rung. Of what was tried in `benchmarks/search.py` these few early
 # and mild ones train the most good params to their end an epoch: each comparison more, of numbers
-# this noisy, costs as many good trials as bad ones. docs/search.md has the figures.
+# this noisy, costs good trials. docs/search.md has the figures.
 REDUCTION, RUNGS = 2.0, (1 / 8, 1 / 4)
 
 
