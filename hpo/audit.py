@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpo.results import Results, Trial
+from hpo.rungs import goes_on, marks, rungs_of
 
 # Of the normal distribution, for 95 %.
 _Z = 1.96
@@ -21,11 +22,14 @@ _Z = 1.96
 HARMLESS = 0.1
 # A part of all epochs that is not worth another setting.
 _LITTLE = 0.02
+# Pruners whose rule is told again on the trials whose ends are known.
+_REPLAYED = ("rungs", "median")
+_Curve = Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What the median rule would have done with one warm-up, on trials whose ends are known.
+    """What the pruner's rule would have done with one warm-up, on trials whose ends are known.
 
     `n_false` of its `n_pruned` end better than the median of those it leaves; `saved_fraction` is
     the part of all epochs that it would have saved.
@@ -117,13 +121,13 @@ def audit(results: Results, n_top: int = 3) -> Audit | None:
         n_saved=sum(max(0, epochs - t.n_epochs) for t in pruned),
         n_spent=int(audits.n_epochs), warmup=warmup,
         rules=_rules(results, ended, int(settings.get("prune_startup") or 0), epochs)
-        if settings.get("pruner") == "median" and ended else ())
+        if settings.get("pruner") in _REPLAYED and ended else ())
 
 
 def _rules(
     results: Results, audited: Sequence[Trial], n_startup: int, epochs: int
 ) -> tuple[Rule, ...]:
-    """Return what the median rule would have done with each warm-up.
+    """Return what the pruner's rule would have done with each warm-up.
 
     The trials are those that ran to their end and those audited, which stand for as many pruned
     ones as they were drawn from: each counts by that.
@@ -139,36 +143,84 @@ def _rules(
             whole.append((curve, weight if trial.number in of else 1.0))
     if len(whole) <= n_startup + 1:
         return ()
-    return tuple(_replayed(results, whole, warmup, max(1, n_startup), epochs)
-                 for warmup in range(epochs))
+    sign, start = 1.0 if results.maximize else -1.0, max(1, n_startup)
+    if results.settings.get("pruner") == "median":
+        return tuple(_replayed(results, whole, n, _Median(n, sign, start), epochs)
+                     for n in range(epochs))
+    # Another warm-up is another rule only where it leaves out a rung.
+    used = int(results.settings.get("prune_warmup") or 0)
+    return tuple(_replayed(results, whole, n, _Rungs(rungs_of(epochs, n), sign, start), epochs)
+                 for n in sorted({0, *rungs_of(epochs), used}))
+
+
+class _Median:
+    """The median rule: the bar at each epoch is that of the trials that ended whole."""
+
+    def __init__(self, warmup: int, sign: float, n_startup: int) -> None:
+        self._warmup, self._sign, self._n_startup = warmup, sign, n_startup
+        # Of the trials that ended whole: how many, and their values at each epoch in order.
+        self._n_known, self._known = 0, defaultdict[int, list[float]](list)
+
+    def cut(self, curve: _Curve) -> int | None:
+        """Return the epoch at which it prunes a trial."""
+        best = -math.inf
+        for epoch, value in sorted(curve.items()):
+            best = max(best, self._sign * value) if math.isfinite(value) else best
+            at = self._known[epoch]
+            if epoch >= self._warmup and min(self._n_known, len(at)) >= self._n_startup and (
+                    best < (at[(len(at) - 1) // 2] + at[len(at) // 2]) / 2):
+                return epoch
+        return None
+
+    def add(self, curve: _Curve, cut: int | None) -> None:
+        """Take in a trial that has ended."""
+        if cut is None:
+            self._n_known += 1
+            for epoch, value in curve.items():
+                if math.isfinite(value):
+                    insort(self._known[epoch], self._sign * value)
+
+
+class _Rungs:
+    """The rule of the pruner `rungs`: the better half of all that came as far goes on."""
+
+    def __init__(self, rungs: Sequence[int], sign: float, n_startup: int) -> None:
+        self._rungs, self._sign, self._n_startup = rungs, sign, n_startup
+        self._marks: list[list[float]] = [[] for _ in rungs]
+
+    def cut(self, curve: _Curve) -> int | None:
+        """Return the epoch at which it prunes a trial."""
+        mine = marks(curve, self._rungs, self._sign, pruned=True)
+        for rung, mark, others in zip(self._rungs, mine, self._marks, strict=False):
+            n_better = len(others) - bisect_right(others, mark)
+            if len(others) >= self._n_startup and not goes_on(n_better, len(others)):
+                return min(epoch for epoch in curve if epoch >= rung - 1)
+        return None
+
+    def add(self, curve: _Curve, cut: int | None) -> None:
+        """Take in a trial that has ended."""
+        seen = {e: v for e, v in curve.items() if cut is None or e <= cut}
+        for known, mark in zip(self._marks, marks(seen, self._rungs, self._sign,
+                                                  pruned=cut is not None), strict=False):
+            insort(known, mark)
 
 
 def _replayed(
-    results: Results, whole: Sequence[tuple[Trial, float]], warmup: int, n_startup: int,
+    results: Results, whole: Sequence[tuple[Trial, float]], warmup: int, rule: _Median | _Rungs,
     epochs: int,
 ) -> Rule:
-    """Go through whole trials in their order and prune as the median rule does."""
-    sign = 1.0 if results.maximize else -1.0
-    # Of the trials that ended whole: how many, and their values at each epoch in order.
-    n_known, known = 0, defaultdict[int, list[float]](list)
+    """Go through whole trials in their order and prune as a rule does."""
     survivors: list[float] = []
     pruned: list[tuple[float, float]] = []
     saved = 0.0
     for trial, weight in whole:
         assert trial.score is not None
-        curve, best, cut = dict(trial.curve), -math.inf, None
-        for epoch, value in sorted(curve.items()):
-            best = max(best, sign * value) if math.isfinite(value) else best
-            at = known[epoch]
-            if epoch >= warmup and n_known >= n_startup and len(at) >= n_startup and (
-                    best < (at[(len(at) - 1) // 2] + at[len(at) // 2]) / 2):
-                cut = epoch
-                break
-        if cut is None or cut == epochs - 1:
-            n_known += 1
-            for epoch, value in curve.items():
-                if math.isfinite(value):
-                    insort(known[epoch], sign * value)
+        curve = dict(trial.curve)
+        cut = rule.cut(curve)
+        # At the last epoch nothing is left to save.
+        cut = None if cut == epochs - 1 else cut
+        rule.add(curve, cut)
+        if cut is None:
             survivors.append(trial.score)
         else:
             pruned.append((trial.score, weight))

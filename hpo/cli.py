@@ -68,9 +68,10 @@ def run(
         "--sampler", "tpe, random, gp, cmaes, qmc; grid: the grid phase alone.",
         "HPO_SAMPLER")] = None,
     pruner: Annotated[str | None, option(
-        "--pruner", "median, percentile, asha, hyperband, none.", "HPO_PRUNER")] = None,
+        "--pruner", "rungs, median, percentile, asha, hyperband, none.", "HPO_PRUNER")] = None,
     prune_startup: Annotated[int | None, option(
-        "--prune-startup", "Trials that must be COMPLETE before any is pruned.",
+        "--prune-startup", "Trials that must be COMPLETE before any is pruned (rungs: that must "
+                           "have come as far).",
         "HPO_PRUNE_STARTUP")] = None,
     prune_warmup: Annotated[int | None, option(
         "--prune-warmup", "Epochs in which no trial is pruned.", "HPO_PRUNE_WARMUP")] = None,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpo.rungs import rungs_of
 from hpo.settings import Settings
 from hpo.space import n_params_sets, space_from_json
 
@@ -32,13 +33,13 @@ def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None
                     + ("random" in course_settings.phases))
     drawn = n_random(course_settings, spec)
     then = ", then the test split once" if spec["has_build"] else ""
-    pruning = "" if course_settings.pruner == "none" else f", {course_settings.pruner} pruning"
     rows = {
         "lr-range": Planned("lr-range", 1, epochs + 1, "a sweep of one epoch, then a trial")
         if spec["has_lr_range"] else None,
         "grid": Planned("grid", n_cells, n_cells * epochs, "no pruning") if n_cells else None,
         "random": Planned("random", drawn, drawn * epochs, "random search, no pruning"),
-        "search": Planned("search", n, n * epochs, f"{course_settings.sampler}{pruning}"),
+        "search": Planned("search", n, n * epochs,
+                          f"{course_settings.sampler}{_pruning(course_settings)}"),
     }
     planned = [row for phase in course_settings.phases if (row := rows.get(phase)) is not None]
     if "confirm" in course_settings.phases:
@@ -50,6 +51,17 @@ def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None
                                f"at most {n_candidates} candidates on "
                                f"{course_settings.confirm_seeds} fresh seeds each{close}{then}"))
     return planned
+
+
+def _pruning(settings: Settings) -> str:
+    """Say how the search stops trials, after what it draws them by."""
+    if settings.pruner != "rungs":
+        return "" if settings.pruner == "none" else f", {settings.pruner} pruning"
+    rungs = rungs_of(int(settings.epochs or 0), int(settings.prune_warmup or 0))
+    if not rungs:
+        return ", no pruning in so few epochs"
+    at = " and ".join(map(str, rungs))
+    return f", pruning after {at} epoch{'s' if rungs[-1] > 1 else ''}"
 
 
 @dataclass(frozen=True)

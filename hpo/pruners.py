@@ -1,22 +1,28 @@
-"""Median and percentile pruning without reading the study again at every epoch.
+"""Pruning without reading the study again at every epoch: rungs, median and percentile.
 
 Optuna's look at every COMPLETE trial for each question; ours keep the values of each step sorted,
-and take in the trials that have ended since the last question. They decide exactly as Optuna's.
+and take in the trials that have ended since the last question. Median and percentile decide
+exactly as Optuna's.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from bisect import insort
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from optuna import Study
-from optuna.pruners import PercentilePruner
+from optuna.pruners import BasePruner, PercentilePruner
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+
+from hpo.rungs import REDUCTION, best_of, goes_on, marks
+
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 class RunningPercentilePruner(PercentilePruner):
@@ -117,9 +123,83 @@ class RunningMedianPruner(RunningPercentilePruner):
                          n_min_trials=n_min_trials)
 
 
-# What is known of each study: the same for all pruners.
+class RungPruner(BasePruner):
+    """Go on at each rung with the best part of all trials that have reached it.
+
+    A trial's mark at a rung is its best value up to its first report there. It is pruned where at
+    least 1 / `reduction` of the trials at the rung, itself among them, have a better mark; never
+    where fewer than `n_startup` others have one. A COMPLETE trial that ended before a rung stands
+    there with its best. On `storage.StudyStorage` a question costs no look at earlier trials.
+
+    Source: Li et al., A System for Massively Parallel Hyperparameter Tuning, section 3 (ASHA, in
+        the variant that stops trials and never takes one up again).
+    """
+
+    def __init__(
+        self, rungs: Sequence[int], *, reduction: float = REDUCTION, n_startup: int = 2
+    ) -> None:
+        self.rungs = tuple(rungs)
+        self._reduction, self._n_startup = reduction, n_startup
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        """Return whether too many trials were better when they were as old."""
+        step = trial.last_step
+        rung = -1 if step is None else bisect_right(self.rungs, step + 1) - 1
+        if rung < 0 or any(self.rungs[rung] - 1 <= other < step  # type: ignore[operator]
+                           for other in trial.intermediate_values):
+            return False
+        sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
+        mine = best_of(trial.intermediate_values.values(), sign)
+        others = self._history(study, sign).marks[rung]
+        if len(others) < self._n_startup:
+            return False
+        n_better = len(others) - bisect_right(others, mine)
+        return mine == -math.inf or not goes_on(n_better, len(others), self._reduction)
+
+    def _history(self, study: Study, sign: float) -> _Marks:
+        storage: Any = study._storage
+        if not hasattr(storage, "ended_since"):
+            plain = _Marks(self.rungs, sign)
+            plain.add(study.get_trials(deepcopy=False, states=ENDED))
+            return plain
+        known = _MARKS.setdefault(storage, {})
+        found = known.setdefault((study._study_id, self.rungs), _Marks(self.rungs, sign))
+        found.take_in(storage, study._study_id)
+        return found
+
+
+class _Marks:
+    """The marks of a study's ended trials at each rung, sorted; higher ones are better."""
+
+    def __init__(self, rungs: tuple[int, ...], sign: float) -> None:
+        self._rungs, self._sign = rungs, sign
+        self.marks: list[list[float]] = [[] for _ in rungs]
+        self._seen: Any = None
+        self._lock = Lock()
+
+    def take_in(self, storage: Any, study_id: int) -> None:
+        """Add the trials that have ended since the last time."""
+        with self._lock:
+            trials, self._seen, anew = storage.ended_since(study_id, self._seen)
+            if anew:
+                self.marks = [[] for _ in self._rungs]
+            self.add(trials)
+
+    def add(self, trials: Iterable[FrozenTrial]) -> None:
+        """Add the marks of those that are COMPLETE or PRUNED."""
+        for trial in trials:
+            if trial.state in ENDED:
+                found = marks(trial.intermediate_values, self._rungs, self._sign,
+                              pruned=trial.state == TrialState.PRUNED)
+                for known, mark in zip(self.marks, found, strict=False):
+                    insort(known, mark)
+
+
+# What is known of each study: the same for all pruners, and of rungs for each list of them.
 _KNOWN: WeakKeyDictionary[Any, dict[int, _History]] = WeakKeyDictionary()
+_MARKS: WeakKeyDictionary[Any, dict[tuple[int, tuple[int, ...]], _Marks]] = WeakKeyDictionary()
 
 if hasattr(os, "register_at_fork"):
     # A child must not wait for a lock that another thread of its parent held.
     os.register_at_fork(after_in_child=_KNOWN.clear)
+    os.register_at_fork(after_in_child=_MARKS.clear)

@@ -110,13 +110,17 @@ def make_pruner(name: str, *, n_startup: int, n_warmup: int, epochs: int) -> Bas
     """Return the pruner of that name.
 
     Median and percentile compare only at epochs that at least `n_startup` COMPLETE trials reached
-    (one at least), so that a few long trials cannot cut all others short.
+    (one at least), so that a few long trials cannot cut all others short; rungs where as many
+    trials have reached the rung, however they ended.
     """
     import optuna.pruners as pruners
 
-    from hpo.pruners import RunningMedianPruner, RunningPercentilePruner
+    from hpo.pruners import RungPruner, RunningMedianPruner, RunningPercentilePruner
+    from hpo.rungs import rungs_of
 
     n_min = max(1, n_startup)
+    if name == "rungs":
+        return RungPruner(rungs_of(epochs, n_warmup), n_startup=n_min)
     if name == "median":
         return RunningMedianPruner(n_startup, n_warmup, n_min_trials=n_min)
     if name == "percentile":

@@ -24,7 +24,7 @@ PHASES = ("lr-range", "grid", "search", "confirm")
 DEFAULT_N_TRIALS = 20
 # What `hpo run` uses where neither a flag, a variable nor the module says anything.
 _DEFAULTS: dict[str, Any] = {
-    "n_trials": DEFAULT_N_TRIALS, "sampler": "tpe", "pruner": "median", "prune_startup": 5,
+    "n_trials": DEFAULT_N_TRIALS, "sampler": "tpe", "pruner": "rungs",
     "seed": 0, "data_fraction": 1.0, "top_k": 3, "confirm_seeds": 3, "timeout_s": None,
     "confirm_budget": 0.15,
     "allow_duplicates": False, "audit_fraction": 0.05,
@@ -104,14 +104,15 @@ class Settings:
         if values["data_dir"] is None and (stored or {}).get("data_dir"):
             values["data_dir"] = Path((stored or {})["data_dir"])
         values.update({what: given[what] for what in given if values[what] is None})
-        for what in (*_DEFAULTS, "epochs", "prune_warmup", "confirm_resolution"):
+        for what in (*_DEFAULTS, "epochs", "prune_startup", "prune_warmup",
+                     "confirm_resolution"):
             if values[what] is None:
                 default = _DEFAULTS.get(what)
                 values[what] = default if module.get(what) is None else module[what]
+        if values["prune_startup"] is None:
+            values["prune_startup"] = 2 if values["pruner"] == "rungs" else 5
         if values["prune_warmup"] is None:
-            # The first quarter of a schedule says little about its end, and the first epoch never
-            # enough: a trial of one epoch has nothing left to save.
-            values["prune_warmup"] = max(1, values["epochs"] // 4)
+            values["prune_warmup"] = _warmup(values["pruner"], values["epochs"])
         return Settings(**{**values, GIVEN: given})
 
     def changes(self, stored: Mapping[str, Any]) -> list[str]:
@@ -160,10 +161,19 @@ def go_on_command(module: str | None, name: str) -> str:
                        *(["--name", name] if module not in (None, name) else [])])
 
 
+def _warmup(pruner: str, epochs: int) -> int:
+    """Return in how many epochs no trial is pruned, where nobody has said it.
+
+    The first quarter of a schedule says little about its end, and the first epoch never enough: a
+    trial of one epoch has nothing left to save. Rungs are few and know how early they are.
+    """
+    return 0 if pruner == "rungs" else max(1, epochs // 4)
+
+
 def _check_startup(said: Mapping[str, Any], pruner: str | None) -> None:
     if "prune_startup" in said and pruner in WITHOUT_STARTUP:
         raise InputError(f"--prune-startup: pruner '{pruner}' waits for no other trials; leave it "
-                         f"out, or use --pruner median or percentile")
+                         f"out, or use --pruner rungs, median or percentile")
 
 
 def _kept(name: str, what: str, asked: Any, stored: Any) -> Any:

@@ -19,6 +19,7 @@ from hpo.first_failures import tail
 from hpo.one_trial import OneTrial, at_flags, find
 from hpo.provenance import how_chosen, retry_chain
 from hpo.queue import MICRO_BATCH
+from hpo.rungs import goes_on, marks, rungs_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,16 +108,40 @@ def medians(one: OneTrial) -> dict[int, tuple[float, int]]:
 
 
 def met_when_pruned(one: OneTrial) -> dict[str, Any] | None:
-    """Return what a trial was held against when median or percentile pruned it.
+    """Return what a trial was held against when rungs, median or percentile pruned it.
 
-    It is computed anew from the trials that were COMPLETE then; None where that does not explain
-    the pruning, as those times are of several clocks.
+    It is computed anew from the trials that had ended then; None where that does not explain the
+    pruning, as those times are of several clocks.
     """
     trial = one.trial
-    percentile = _PERCENTILES.get(trial.kind) if trial.state == "PRUNED" else None
     values = [value for _, value in trial.curve if not math.isnan(value)]
-    if percentile is None or not values or not one.epochs:
+    if trial.state != "PRUNED" or not values or not one.epochs:
         return None
+    if trial.kind == "rungs":
+        return _met_at_rung(one, values)
+    percentile = _PERCENTILES.get(trial.kind)
+    return None if percentile is None else _met_percentile(one, values, percentile)
+
+
+def _met_at_rung(one: OneTrial, values: Sequence[float]) -> dict[str, Any] | None:
+    last = one.epochs[-1]
+    rungs = [r for r in rungs_of(int(one.row["epochs"])) if r <= last.epoch + 1][-1:]
+    sign = 1.0 if one.maximize else -1.0
+    others = [mark for t in one.phase.trials
+              if t.state in ("COMPLETE", "PRUNED") and t.number != one.trial.number
+              and t.ended_at and t.ended_at <= last.at
+              for mark in marks(dict(t.curve), rungs, sign, pruned=t.state == "PRUNED")]
+    best = max(sign * value for value in values)
+    n_better = sum(mark > best for mark in others)
+    if not rungs or goes_on(n_better, len(others)):
+        return None
+    return {"epoch": last.epoch, "best": sign * best, "n_better": n_better,
+            "n_trials": len(others)}
+
+
+def _met_percentile(
+    one: OneTrial, values: Sequence[float], percentile: float
+) -> dict[str, Any] | None:
     last = one.epochs[-1]
     by_then = [v for t in _others(one) if t.ended_at and t.ended_at <= last.at
                if (v := dict(t.curve).get(last.epoch)) is not None and not math.isnan(v)]
@@ -176,6 +201,10 @@ def _value(one: OneTrial) -> str:
 
 
 def _met(met: Mapping[str, Any], maximize: bool) -> str:
+    if "n_better" in met:
+        return (f"{met['n_better']} of the {met['n_trials']} other trials that had come as far as "
+                f"epoch {met['epoch']} had been better than its best {_short(met['best'])}; the "
+                f"better half goes on")
     what = "median" if met["percentile"] == 50 else f"percentile {met['percentile']:g}"
     return (f"its best {_short(met['best'])} was {'below' if maximize else 'above'} "
             f"{_short(met['bound'])}, the {what} of the {met['n_trials']} trials COMPLETE by "

@@ -24,7 +24,7 @@ _LR_PARAM = "lr"
 # The lowest value of each whole number that a spec may give.
 _LIMITS = {"epochs": 1, "n_trials": 1, "seed": 0, "prune_startup": 0, "prune_warmup": 0,
            "top_k": 1, "confirm_seeds": 1}
-PRUNERS = ("median", "percentile", "asha", "hyperband", "none")
+PRUNERS = ("rungs", "median", "percentile", "asha", "hyperband", "none")
 
 
 class _MadeFolder:

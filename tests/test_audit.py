@@ -24,7 +24,8 @@ def build(run: Run, *, lr: float) -> Recipe:
                   batch_size=256)
 
 STUDY = StudySpec(space={"lr": Float(1e-5, 1e-1, log=True)}, build=build,
-                  maximize="val_accuracy", epochs=6, prune_startup=2, prune_warmup=1,
+                  maximize="val_accuracy", epochs=6, pruner="median", prune_startup=2,
+                  prune_warmup=1,
                   sampler="random")
 """
 SEARCH = ("run", "--study", "s", "--phases", "search", "--workers", 1, "--n-trials", 16)
@@ -71,7 +72,8 @@ def test_an_audited_trial_trains_what_was_missing_to_the_end_of_an_undisturbed_o
 
 
 def test_a_loop_of_ones_own_is_audited_from_its_first_epoch(tmp_path: Path) -> None:
-    write(tmp_path, "s", epochs=4, more="prune_startup=1, prune_warmup=1", body="""
+    median = "pruner='median', prune_startup=1, prune_warmup=1"
+    write(tmp_path, "s", epochs=4, more=median, body="""
         for epoch in range(run.epochs):
             yield {"loss": x + 1 / (1 + epoch)}
     """)
@@ -180,6 +182,34 @@ def test_the_rule_that_was_used_prunes_again_what_it_pruned() -> None:
     assert found is not None
     used = next(rule for rule in found.rules if rule.warmup == 2)
     assert used.n_trials == 120 and abs(used.n_pruned - found.n_pruned) <= 6
+
+
+def test_rungs_are_told_again_with_each_warmup_that_leaves_out_one() -> None:
+    """Of 8 epochs: after 1 and 2. The order of this study's first epochs is that of its ends."""
+    found = audit(replace(study(80), settings={
+        "prune_warmup": 0, "prune_startup": 5, "pruner": "rungs"}))
+    assert found is not None and [rule.warmup for rule in found.rules] == [0, 1, 2]
+    whole = study(80)
+    ends = {t.number: t.value or 0.0 for t in whole.phase("search").trials}
+    ends.update({int(t.attrs["audit_of"]): t.value or 0.0 for t in whole.phase("audit").trials})
+    # By hand: at each rung the better half of all that came as far.
+    at_first: list[float] = []
+    at_second: list[float] = []
+    n_cut = [0, 0]
+    for number in sorted(ends):
+        end = ends[number]
+        if len(at_first) >= 5 and 2 * sum(v > end for v in at_first) >= len(at_first) + 1:
+            n_cut[0] += 1
+        else:
+            is_cut = len(at_second) >= 5 and (
+                2 * sum(v > end for v in at_second) >= len(at_second) + 1)
+            n_cut[1] += is_cut
+            at_second.append(end)
+        at_first.append(end)
+    rule = found.rules[0]
+    assert (rule.n_trials, rule.n_pruned, rule.n_false) == (80, sum(n_cut), 0)
+    assert rule.saved_fraction == pytest.approx((7 * n_cut[0] + 6 * n_cut[1]) / (80 * 8))
+    assert found.rules[2].n_pruned == 0
 
 
 @pytest.mark.parametrize("phases", [

@@ -71,7 +71,8 @@ def test_many_workers_start_on_a_fresh_file(tmp_path: Path) -> None:
 def test_pruned_trials_count(tmp_path: Path) -> None:
     """C11.5: start-up 1, warm-up 0: 1 COMPLETE and 7 PRUNED are the 8 trials."""
     write_tape(tmp_path, "s", [[1, 1], *[[9, 9]] * 7])
-    search(tmp_path, "s", "--n-trials", 8, "--prune-startup", 1, "--prune-warmup", 0)
+    search(tmp_path, "s", "--n-trials", 8,
+           "--pruner", "median", "--prune-startup", 1, "--prune-warmup", 0)
     assert states(trials(tmp_path, "s")) == ["COMPLETE"] + ["PRUNED"] * 7
 
 

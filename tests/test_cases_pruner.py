@@ -14,7 +14,8 @@ METRICS = '{"acc": value, "loss": 1 - value}'
 def test_one_long_trial_does_not_cut_the_others_short(tmp_path: Path) -> None:
     """C21.1: at epoch 2 there is one trial to compare with: trial 5 is COMPLETE, 3 values."""
     write_tape(tmp_path, "s", [*[[5, 4]] * 4, [5, 4, 1], [4, 3.5, 3]])
-    search(tmp_path, "s", "--n-trials", 6, "--prune-startup", 5, "--prune-warmup", 0)
+    search(tmp_path, "s", "--n-trials", 6,
+           "--pruner", "median", "--prune-startup", 5, "--prune-warmup", 0)
     last = trials(tmp_path, "s")[5]
     assert last.state.name == "COMPLETE"
     assert last.intermediate_values == {0: 4, 1: 3.5, 2: 3}
@@ -23,7 +24,8 @@ def test_one_long_trial_does_not_cut_the_others_short(tmp_path: Path) -> None:
 def test_a_trial_is_pruned_where_enough_others_came_as_far(tmp_path: Path) -> None:
     """C21.2: five trials reached epoch 2, so trial 5 is PRUNED there."""
     write_tape(tmp_path, "s", [*[[5, 4, 1]] * 5, [4, 3.5, 3]])
-    search(tmp_path, "s", "--n-trials", 6, "--prune-startup", 5, "--prune-warmup", 0)
+    search(tmp_path, "s", "--n-trials", 6,
+           "--pruner", "median", "--prune-startup", 5, "--prune-warmup", 0)
     last = trials(tmp_path, "s")[5]
     assert (last.state.name, last.user_attrs["reason"]) == ("PRUNED", "median at epoch 2")
 
@@ -34,7 +36,8 @@ def test_pruning_follows_the_direction_of_the_metric(
 ) -> None:
     """C22.1, C22.2: trial 3 is PRUNED at epoch 0, trial 4 COMPLETE, trial 2 the best."""
     write_tape(tmp_path, "s", ACCURACIES, goal=goal, metrics=METRICS)
-    done = search(tmp_path, "s", "--n-trials", 5, "--prune-startup", 3, "--prune-warmup", 0)
+    done = search(tmp_path, "s", "--n-trials", 5,
+                  "--pruner", "median", "--prune-startup", 3, "--prune-warmup", 0)
     found = trials(tmp_path, "s")
     assert states(found) == ["COMPLETE"] * 3 + ["PRUNED", "COMPLETE"]
     assert reasons(found)[3] == "median at epoch 0"

@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("early")
     write_text(folder, "early", MODULE)
     hpo(folder, "run", "--study", "early", "--workers", 1, "--phases", "grid,search",
-        "--n-trials", 8, "--prune-startup", 2)
+        "--n-trials", 8, "--pruner", "median", "--prune-startup", 2)
     return folder
 
 

@@ -62,7 +62,7 @@ FLOORS = [
     ["hpo.spec"],
     ["hpo.space"],
     ["storage"],
-    ["hpo.errors", "hpo.seeding", "hpo.guard", "hpo.processes"],
+    ["hpo.errors", "hpo.rungs", "hpo.seeding", "hpo.guard", "hpo.processes"],
 ]
 LEVEL = {name: i for i, floor in enumerate(FLOORS) for name in floor}
 HEAVY = ("torch", "torchvision", "optuna", "sqlalchemy", "matplotlib", "sklearn", "scipy")

@@ -15,7 +15,7 @@ RUN = ("run", "--study", "s", "--workers", 1, "--phases", "random,search,confirm
 
 
 def test_random_search_trains_each_trial_whole_and_is_confirmed(tmp_path: Path) -> None:
-    write(tmp_path, "s", body=BODY, epochs=4, more="prune_startup=1, prune_warmup=1")
+    write(tmp_path, "s", body=BODY, epochs=4, more="prune_startup=1")
     out = hpo(tmp_path, *RUN, "--n-random", 6, "--sampler", "random").stdout
     drawn, searched = trials(tmp_path, "s/random"), trials(tmp_path, "s")
     assert states(drawn) == ["COMPLETE"] * 6 and len(searched) == 8

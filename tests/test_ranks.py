@@ -22,7 +22,7 @@ def build(run: Run, *, lr: float, sharding: str) -> Recipe:
 STUDY = StudySpec(space={{"lr": Float(1e-4, 1e-1, log=True),
                          "sharding": Categorical("none", "fsdp")}}, build=build,
                   maximize="val_accuracy", epochs=4, defaults={{"lr": 1e-2, "sharding": "fsdp"}},
-                  grid={{"lr": [1e-3, 1e-2]}}, prune_startup=2, prune_warmup=1, confirm_seeds=2)
+                  grid={{"lr": [1e-3, 1e-2]}}, prune_startup=2, confirm_seeds=2)
 """
 
 

@@ -64,7 +64,7 @@ def test_a_recipe_repeats_to_the_last_bit_in_every_phase_and_nothing_is_written(
     tmp_path: Path
 ) -> None:
     write_text(tmp_path, "s", MODULE)
-    search(tmp_path, "s", "--n-trials", 3, "--phases", "grid,search")
+    search(tmp_path, "s", "--n-trials", 3, "--phases", "grid,search", "--pruner", "none")
     before, in_database = files(tmp_path / "hpo-runs" / "artifacts"), rows(tmp_path)
     logs = files(tmp_path / "hpo-runs" / "logs")
     text = replay(tmp_path, 2)
@@ -123,7 +123,8 @@ def test_a_pruned_trial_is_trained_up_to_its_last_stored_epoch(tmp_path: Path) -
                 print(epoch, file=file)
             yield {"loss": (9 if x == 3 else x) + epoch / 10}
     """, space="x=Categorical(1, 2, 3)", epochs=6)
-    search(tmp_path, "s", "--n-trials", 3, "--prune-startup", 1, "--prune-warmup", 1)
+    search(tmp_path, "s", "--n-trials", 3,
+           "--pruner", "median", "--prune-startup", 1, "--prune-warmup", 1)
     found = trials(tmp_path, "s")
     pruned = next(t for t in found if t.state.name == "PRUNED")
     n = len(pruned.intermediate_values)

@@ -29,17 +29,18 @@ def settings(**given: Any) -> Settings:
 
 def test_what_nobody_said_is_the_default() -> None:
     found = settings().resolved(MODULE, None)
-    assert (found.n_trials, found.sampler, found.pruner, found.seed) == (20, "tpe", "median", 0)
-    assert (found.epochs, found.prune_startup, found.prune_warmup) == (8, 5, 2)
+    assert (found.n_trials, found.sampler, found.pruner, found.seed) == (20, "tpe", "rungs", 0)
+    assert (found.epochs, found.prune_startup, found.prune_warmup) == (8, 2, 0)
     assert (found.top_k, found.confirm_seeds, found.timeout_s) == (3, 3, None)
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(1, 1), (3, 1), (8, 2), (20, 5)])
-def test_no_trial_is_pruned_in_its_first_quarter_or_its_first_epoch(
+def test_the_median_prunes_no_trial_in_its_first_quarter_or_its_first_epoch(
     epochs: int, warmup: int
 ) -> None:
     """C01: all trials of a study of one epoch are COMPLETE."""
-    assert settings(epochs=epochs).resolved(MODULE, None).prune_warmup == warmup
+    found = settings(epochs=epochs, pruner="median").resolved(MODULE, None)
+    assert (found.prune_startup, found.prune_warmup) == (5, warmup)
 
 
 def test_the_module_beats_the_default() -> None:
@@ -99,7 +100,7 @@ def test_a_run_without_the_search_leaves_the_search_s_flags_as_they_were() -> No
 
 
 def test_a_search_that_goes_on_otherwise_is_told() -> None:
-    first = settings().resolved(MODULE, None)
+    first = settings(pruner="median").resolved(MODULE, None)
     again = settings(sampler="random", prune_warmup=0).resolved(MODULE, first.stored())
     assert again.changes(first.stored()) == [
         "search: sampler changes from tpe to random for the trials to come",
@@ -128,7 +129,7 @@ def test_a_study_s_command_says_all_that_its_numbers_depend_on(tmp_path: Path) -
                      max_retries=0).resolved(MODULE, None)
     assert command("cifar", "second try", asked.stored()) == (
         "hpo run --study cifar --name 'second try' --n-trials 7 --epochs 8 --seed 0 --sampler tpe "
-        "--pruner median --prune-startup 5 --prune-warmup 2 --audit-fraction 0.05 --top-k 3 "
+        "--pruner rungs --prune-startup 2 --prune-warmup 0 --audit-fraction 0.05 --top-k 3 "
         "--confirm-seeds 3 --confirm-budget 0.15 "
         f"--data-fraction 1.0 --max-retries 0 --allow-duplicates --data-dir '{images}'")
 
@@ -165,8 +166,8 @@ def test_every_stored_setting_is_a_setting() -> None:
     ({"data_fraction": 1.5}, "--data-fraction must be above 0 and at most 1, got 1.5"),
     ({"sampler": "tpee"}, "--sampler 'tpee' is unknown; did you mean 'tpe'? (accepted are tpe, "
                           "random, grid, gp, cmaes, qmc)"),
-    ({"pruner": "no"}, "--pruner 'no' is unknown; did you mean 'none'? (accepted are median, "
-                       "percentile, asha, hyperband, none)"),
+    ({"pruner": "no"}, "--pruner 'no' is unknown; did you mean 'none'? (accepted are rungs, "
+                       "median, percentile, asha, hyperband, none)"),
     ({"data_dir": Path("/nowhere/at/all")},
      "--data-dir /nowhere/at/all: there is no such folder"),
 ], ids=lambda value: str(value)[:30])

@@ -209,13 +209,33 @@ def test_a_pruned_trial_is_told_the_median_that_it_met(tmp_path: Path) -> None:
         for epoch in range(4):
             yield {"loss": [1, 2, 3, 9, 1][k] + epoch / 10}
     """, epochs=4)
-    search(tmp_path, "s", "--n-trials", 5, "--prune-startup", 3, "--prune-warmup", 1)
+    search(tmp_path, "s", "--n-trials", 5,
+           "--pruner", "median", "--prune-startup", 3, "--prune-warmup", 1)
     said = data(tmp_path, 3)
     assert said["reason"] == "median at epoch 1"
     assert said["pruned_by"] == {"epoch": 1, "best": 9.0, "bound": 2.1, "percentile": 50.0,
                                  "n_trials": 3}
     text = " ".join(hpo(tmp_path, "show", 3, "--study", "s").stdout.split())
     assert "its best 9 was above 2.1, the median of the 3 trials COMPLETE by then" in text
+
+
+def test_by_default_a_trial_is_told_how_many_were_better_at_its_rung(tmp_path: Path) -> None:
+    """Five of losses 1 to 5, the sixth of 9 ends after its first epoch, the seventh goes on."""
+    write(tmp_path, "s", body="""
+        k = len(list(HERE.glob("seen-*")))
+        (HERE / f"seen-{k}").touch()
+        for epoch in range(8):
+            yield {"loss": [1, 2, 3, 4, 5, 9, 2.5][k] - epoch / 10}
+    """, epochs=8)
+    search(tmp_path, "s", "--n-trials", 7, "--prune-startup", 5)
+    found = trials(tmp_path, "s")
+    assert [len(t.intermediate_values) for t in found] == [8, 8, 8, 8, 8, 1, 8]
+    said = data(tmp_path, 5)
+    assert said["reason"] == "rungs at epoch 0"
+    assert said["pruned_by"] == {"epoch": 0, "best": 9.0, "n_better": 5, "n_trials": 5}
+    text = " ".join(hpo(tmp_path, "show", 5, "--study", "s").stdout.split())
+    assert ("5 of the 5 other trials that had come as far as epoch 0 had been better than its "
+            "best 9; the better half goes on") in text
 
 
 def test_a_trial_that_an_optuna_script_added_is_shown_without_what_it_lacks(

@@ -61,8 +61,8 @@ def test_a_sound_spec_says_its_metric_and_direction() -> None:
     ({"sampler": "tpa"}, "sampler must be one of tpe, random, gp, cmaes, qmc, got 'tpa'; "
                          "did you mean 'tpe'?"),
     ({"sampler": "grid"}, "sampler must be one of tpe, random, gp, cmaes, qmc, got 'grid'"),
-    ({"pruner": "medium"}, "pruner must be one of median, percentile, asha, hyperband, none, got "
-                           "'medium'; did you mean 'median'?"),
+    ({"pruner": "medium"}, "pruner must be one of rungs, median, percentile, asha, hyperband, "
+                           "none, got 'medium'; did you mean 'median'?"),
     ({"defaults": {"y": 1}}, "defaults: 'y' is no param of the space (x)"),
     ({"defaults": {"x": 2.0}}, "param 'x': defaults has 2.0, accepted is 0 .. 1"),
     ({"defaults": 3}, "defaults must be a dict of params, got 3"),

@@ -113,7 +113,7 @@ def test_trials_that_ended_early_are_counted_by_the_kind_of_their_reason(tmp_pat
         if k == 4:
             yield {"loss": math.inf}
     """, epochs=2)
-    search(tmp_path, "s", "--n-trials", 6, "--max-failures", 0)
+    search(tmp_path, "s", "--n-trials", 6, "--max-failures", 0, "--pruner", "none")
     reasons = asked(tmp_path)["phases"]["search"]["reasons"]
     found = trials(tmp_path, "s")
     assert [(r["state"], r["kind"], r["n"], r["epochs"], r["last_trial"]) for r in reasons] == [

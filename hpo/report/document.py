@@ -136,9 +136,9 @@ def _pruning(results: Results) -> list[Section]:
         rows = [[f"{rule.warmup} (used)" if rule.warmup == found.warmup else str(rule.warmup),
                  f"{rule.n_pruned} of {rule.n_trials}", str(rule.n_false),
                  f"{rule.saved_fraction:.0%}"] for rule in found.rules]
-        blocks += [Text("What the median rule would have done with each warm-up, on the trials "
-                        "whose ends are known; one that was audited stands for as many pruned "
-                        "ones as it was drawn from."),
+        blocks += [Text(f"What the pruner '{results.settings.get('pruner')}' would have done with "
+                        "each warm-up, on the trials whose ends are known; one that was audited "
+                        "stands for as many pruned ones as it was drawn from."),
                    Table(["--prune-warmup", "pruned", "of these better than the median left",
                           "epochs saved"], rows, n_left=1)]
     return [Section("Was pruning right?", blocks)]

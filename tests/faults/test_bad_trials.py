@@ -339,8 +339,8 @@ def test_loaders_that_a_module_keeps_do_not_pile_up(tmp_path: Path, epochs: int)
     They share one more, which was made when the module was imported.
     """
     write_text(tmp_path, "s", KEEPS)
-    words = search_words("s", "--n-trials", 20, "--epochs", epochs, "--prune-startup", 1,
-                         "--prune-warmup", 0)
+    words = search_words("s", "--n-trials", 20, "--epochs", epochs, "--pruner", "median",
+                         "--prune-startup", 1, "--prune-warmup", 0)
     done = subprocess.run(
         ["bash", "-c", 'ulimit -n 256; exec "$@"', "bash", *arguments(*words)], cwd=tmp_path,
         env=environment(), text=True, capture_output=True, timeout=240)

@@ -299,7 +299,8 @@ TWO = """
             yield {"loss": (x - 0.3) ** 2 + epoch}
 
     STUDY = StudySpec(space={"x": Float(0.0, 1.0)}, objective=objective, minimize="loss",
-                      epochs=4, defaults={"x": 0.9}, grid={"x": [0.1, 0.5, 0.7]}, n_trials=8)
+                      epochs=4, defaults={"x": 0.9}, grid={"x": [0.1, 0.5, 0.7]}, n_trials=8,
+                      pruner="none")
 """
 
 
