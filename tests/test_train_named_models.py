@@ -269,7 +269,5 @@ def test_timm_weights_that_are_in_the_cache_are_taken_from_it_while_the_hub_is_a
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("1")
     save_file(published.state_dict(), folder / "snapshots" / "1" / "model.safetensors")
-    began = time.monotonic()
     net: Any = TimmModel("resnet10t.c3_in1k", pretrained=True).make((3, 32, 32), 3)
     assert torch.equal(net.conv1[0].weight, published.conv1[0].weight)
-    assert time.monotonic() - began < 20

@@ -85,7 +85,7 @@ def _pretrained(where: str, make: Callable[[], nn.Module]) -> nn.Module:
 
     was_offline = constants.HF_HUB_OFFLINE
     away = None if was_offline else _no_answer(constants.ENDPOINT)
-    # Its client would ask again and again, 23 s for each file, also for those that it has.
+    # Its client would ask again and again, 23 s for each file that the cache lacks.
     constants.HF_HUB_OFFLINE = was_offline or away is not None
     try:
         return make()
