@@ -33,10 +33,17 @@ def shard(model: nn.Module, team: Team, device: torch.device) -> None:
     mesh = init_device_mesh(device.type, (team.size,))
     # It takes no channels-last weights; inputs stay what they are.
     model.to(memory_format=torch.contiguous_format)
+    for part in model.modules():
+        # Written into, a view that a layer returns would lose what gathers its weights again.
+        if getattr(part, "inplace", False):
+            part.inplace = False  # type: ignore[assignment]
     for layer in layers(model):
-        if layer is not model:
+        # Norms by themselves are gathered with the rest, once a step.
+        if layer is not model and any(param.ndim > 1 for param in layer.parameters()):
             fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    # By itself torch keeps the rest whole until a backward pass: of a mean of the weights, which
+    # has none, it would go on using the first one.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
 def local(value: Tensor) -> Tensor:
