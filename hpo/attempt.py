@@ -14,6 +14,7 @@ from hpo.states import Continued, Metrics, StateWriter, TrialStates
 if TYPE_CHECKING:
     from hpo.kept import Checkpoints
     from hpo.ranks import Ranks
+    from hpo.train import Recipe
     from hpo.train.loop import Trainer
     from storage.database import Database
     from storage.ticket import Claim
@@ -30,6 +31,18 @@ def make_run(order: Mapping[str, Any], seed: int, folder: Path) -> Run:
                data_dir=Path(data_dir) if data_dir else None,
                n_devices=int(order.get("n_devices", 1)),
                data_fraction=float(order["data_fraction"]))
+
+
+def built_from(spec: StudySpec, params: Mapping[str, Any]) -> Callable[[Run], Recipe]:
+    """Return what makes the recipe of a run with these params, from the run's own seed."""
+    build = spec.build
+    assert build is not None
+
+    def made(run: Run) -> Recipe:
+        seed_all(run.seed)
+        return build(run, **params)
+
+    return made
 
 
 class Attempt:

@@ -34,7 +34,7 @@ def plan(course_settings: Settings, spec: Mapping[str, Any], n_cells: int | None
     drawn = n_random(course_settings, spec)
     then = ", then the test split once" if spec["has_build"] else ""
     rows = {
-        "lr-range": Planned("lr-range", 1, epochs + 1, "a sweep of one epoch, then a trial")
+        "lr-range": Planned("lr-range", 1, epochs + 1, "sweeps of one epoch in all, then a trial")
         if spec["has_lr_range"] else None,
         "grid": Planned("grid", n_cells, n_cells * epochs, "no pruning") if n_cells else None,
         "random": Planned("random", drawn, drawn * epochs, "random search, no pruning"),

@@ -101,8 +101,13 @@ def sweep_of(result: Mapping[str, Any]) -> Sweep:
     """Return a sweep from its JSON, which has null for what is not finite."""
     known = {name: result[name] for name in Sweep.__dataclass_fields__ if name in result}
     for name in ("rates", "losses", "smoothed"):
-        known[name] = tuple(math.nan if v is None else v for v in known.get(name) or ())
+        known[name] = _numbers(known.get(name) or ())
+    known["by_seed"] = tuple(map(_numbers, known.get("by_seed") or ()))
     return Sweep(**known)
+
+
+def _numbers(values: Iterable[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else value for value in values)
 
 
 def from_registry(rows: Iterable[Mapping[str, Any]], metric: str) -> tuple[Candidate, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.attempt import make_run
+from hpo.attempt import built_from, make_run
 from hpo.drive import BadMetrics, Goal, checked
 from hpo.spec import StudySpec
 from hpo.tasks import finite
@@ -107,11 +107,10 @@ def sweep(
     """Run the learning-rate range test at the study's first params and return its JSON."""
     from hpo.baselines.lr_range import lr_range
 
-    assert spec.build is not None
-    bounds = {name: value for name, value in (("low", low), ("high", high)) if value is not None}
     with tempfile.TemporaryDirectory(prefix="hpo-sweep-") as folder:
         run = make_run(order, int(order["seed"]), Path(folder))
-        return finite(lr_range(spec.build(run, **first_params(spec)), run, **bounds).to_json())
+        build = built_from(spec, first_params(spec))
+        return finite(lr_range(build, run, low=low, high=high).to_json())
 
 
 def first_params(spec: StudySpec) -> dict[str, Any]:

@@ -72,7 +72,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The LR range sweep: learning rates, losses and the pick, if there was a sensible one."""
+    """The LR range sweeps: rates, mean losses and the pick, if there was a sensible one.
+
+    `by_seed` holds the losses of each seed, `edge` the rate at which the loss is back where it
+    began, `error` the standard error of the pick over the seeds in decades.
+    """
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -82,6 +86,9 @@ class Sweep:
     high: float | None = None
     reason: str = ""
     epochs: float = 0.0
+    by_seed: tuple[tuple[float, ...], ...] = ()
+    edge: float | None = None
+    error: float | None = None
 
     @property
     def has_curve(self) -> bool:

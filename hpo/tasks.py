@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import causes
-from hpo.attempt import Attempt, make_run
+from hpo.attempt import Attempt, built_from, make_run
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
 from hpo.errors import HpoError
@@ -335,9 +335,8 @@ class Tasks:
         with self.logs.to(self._log_path("lr-range", "sweep.log")):
             self._say("begin", claim, params={})
             run = make_run(self.order, int(ticket.payload["seed"]), self.home)
-            params = params_from_json(ticket.params or {})
-            return self._finish(claim, lambda: lr_range(
-                self.spec.build(run, **params), run).to_json())  # type: ignore[misc]
+            build = built_from(self.spec, params_from_json(ticket.params or {}))
+            return self._finish(claim, lambda: lr_range(build, run).to_json())
 
     def _score(self, claim: Claim) -> bool:
         from hpo.train.scoring import score

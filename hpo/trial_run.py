@@ -118,11 +118,19 @@ def _show_sweep(
     elif result["pick"] is None:
         _say(console, f"no learning rate to suggest: {result['reason']}")
     else:
-        _say(console, f"{spec['lr_param']} = {result['pick']:.3g}, sensible between "
-                      f"{result['low']:.3g} and {result['high']:.3g} ({result['reason']})")
+        _say(console, f"{spec['lr_param']} = {result['pick']:.3g}{_error(result)}, sensible "
+                      f"between {result['low']:.3g} and {result['high']:.3g}: "
+                      f"{result['reason']}; {result['n_steps']} steps, {result['epochs']:.2g} of "
+                      f"an epoch")
     if not as_json and swept.has_curve:
         _say(console, f"curve: {path}")
     return 0 if result["pick"] is not None else 1
+
+
+def _error(result: Mapping[str, Any]) -> str:
+    """Return the pick's error over the seeds: a factor, since rates are compared by ratios."""
+    error = result.get("error")
+    return "" if error is None else f" (a standard error is a factor of {10 ** error:.2g})"
 
 
 def _say(console: Console, text: str) -> None:

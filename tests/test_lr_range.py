@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,22 @@ from commands import hpo, write_text
 from torch import nn
 
 from hpo import Run
-from hpo.baselines.lr_range import LRSuggestion, lr_range, plan, suggest, sweep
+from hpo.baselines.lr_edge import edge_of, mean_losses, suggest_below
+from hpo.baselines.lr_pick import LRSuggestion, suggest
+from hpo.baselines.lr_range import lr_range, plan
+from hpo.baselines.lr_sweep import sweep
 from hpo.errors import InputError
-from hpo.train import SGD, AdamW, Constant, Recipe, SimpleCNN, digits, tensors
+from hpo.train import (
+    MLP,
+    SGD,
+    Adadelta,
+    AdamW,
+    Constant,
+    Recipe,
+    SimpleCNN,
+    digits,
+    tensors,
+)
 
 RATES = np.logspace(-6, 0, 61)
 X = np.log10(RATES)
@@ -293,43 +307,179 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(epochs=1, seed=0, device="cpu", dir=tmp_path)
 
 
-@pytest.mark.parametrize("optimizer,low,high", [(AdamW(1e-3), 1e-3, 3e-2), (SGD(0.1), 5e-3, 0.2)],
+def of(recipe: Recipe):
+    """Return what makes this recipe, whatever the run."""
+    return lambda run: recipe
+
+
+@pytest.mark.parametrize("optimizer,low,high", [(AdamW(1e-3), 1e-3, 5e-2), (SGD(0.1), 5e-3, 0.3)],
                          ids=["AdamW", "SGD"])
 def test_the_pick_for_the_digits_is_a_rate_that_trains_them(run, optimizer, low, high):
     recipe = Recipe(data=digits(run), model=SimpleCNN(hidden=64), optimizer=optimizer,
                     batch_size=64)
-    found = lr_range(recipe, run)
+    found = lr_range(of(recipe), run)
     assert found.pick is not None and low < found.pick < high
     assert found.low and found.high and found.low < found.pick < found.high
+    assert found.edge and found.pick == pytest.approx(optimizer.pick_factor * found.edge)
     assert 0 < found.epochs <= 1.0
-    assert len(found.losses) == len(found.rates) == len(found.smoothed) == found.n_steps
+    assert len(found.by_seed) == 3 and len(found.losses) == max(map(len, found.by_seed))
+    assert found.n_steps == sum(map(len, found.by_seed))
+    assert len(found.rates) == len(found.losses) <= 16
+
+
+def test_the_seeds_differ_in_weights_and_rows_and_the_first_is_the_runs_own(run):
+    recipe = Recipe(data=digits(run), model=SimpleCNN(hidden=8, width=4), optimizer=AdamW(),
+                    batch_size=16)
+    asked: list[int] = []
+
+    def build(one: Run) -> Recipe:
+        asked.append(one.seed)
+        return recipe
+
+    found = lr_range(build, replace(run, seed=7))
+    assert asked == [7, 8, 9] and len({one[0] for one in found.by_seed}) == 3
 
 
 def test_the_same_seed_sweeps_the_same_losses(run):
     recipe = Recipe(data=digits(run), model=SimpleCNN(hidden=32, dropout=0.3),
                     optimizer=AdamW(), batch_size=64)
     state = torch.get_rng_state()
-    assert lr_range(recipe, run).losses == lr_range(recipe, run).losses
+    assert lr_range(of(recipe), run).by_seed == lr_range(of(recipe), run).by_seed
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("n_rows,batch_size", [
     (1150, 64), (1150, 16), (1800, 512), (45_000, 512), (100, 128), (9, 4), (3, 1), (2, 64)])
-def test_a_sweep_trains_no_row_twice(n_rows, batch_size):
+def test_all_sweeps_together_train_no_more_rows_than_an_epoch_has(n_rows, batch_size):
     n_points, size = plan(n_rows, batch_size)
-    assert n_points >= 1 and size >= 1 and n_points * size <= n_rows
-    assert n_points <= 100 and size <= batch_size
+    assert n_points >= 1 and size >= 1 and n_points <= 16 and size <= batch_size
+    assert 3 * n_points * size <= n_rows or n_rows < 3
+
+
+def test_a_sweep_adds_up_micro_batches_as_a_trial_does(run):
+    """No more rows at once than the recipe says, and the same losses."""
+    seen: list[int] = []
+
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+        def forward(self, x):
+            seen.append(len(x))
+            return self.net(x)
+
+    torch.manual_seed(0)
+    whole = Recipe(data=digits(run), model=Watched(), optimizer=SGD(), batch_size=20)
+    one = lr_range(of(whole), run)
+    assert max(seen) == 20
+    seen.clear()
+    parts = lr_range(of(replace(whole, micro_batch_size=6)), run)
+    assert max(seen) <= 6
+    for a, b in zip(one.by_seed, parts.by_seed, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_finds_nearly_the_rate_that_full_precision_does(run, precision):
+    recipe = Recipe(data=digits(run), model=MLP(hidden=32), optimizer=AdamW(), batch_size=32,
+                    precision="fp32")
+    full = lr_range(of(recipe), run)
+    half = lr_range(of(replace(recipe, precision=precision)), run)
+    assert full.pick and half.pick and full.low and full.high
+    assert full.low < half.pick < full.high
+
+
+def test_an_mlp_with_adadelta_at_batch_32_has_a_pick(run):
+    """Its fall is smaller than the noise of a batch; what it does after is not."""
+    recipe = Recipe(data=digits(run), model=MLP(hidden=32), optimizer=Adadelta(), batch_size=32)
+    found = lr_range(of(recipe), run)
+    assert found.pick is not None and 1 < found.pick < 50
 
 
 def test_too_few_rows_for_a_curve_are_said_to_be_so(run):
     x, y = np.random.default_rng(0).normal(size=(12, 1, 4, 4)), np.arange(12) % 2
     recipe = Recipe(data=tensors(x, y), model=SimpleCNN(hidden=4), optimizer=AdamW(),
                     schedule=Constant())
-    found = lr_range(recipe, run)
+    found = lr_range(of(recipe), run)
     assert found.pick is None and "rate" in found.reason
 
 
 def test_bounds_that_do_not_rise_are_refused(run):
     recipe = Recipe(data=digits(run), model=SimpleCNN(), optimizer=AdamW())
     with pytest.raises(InputError, match="low=1, high=0.1"):
-        lr_range(recipe, run, low=1.0, high=0.1)
+        lr_range(of(recipe), run, low=1.0, high=0.1)
+
+
+SIXTEEN = np.logspace(-6, 0, 16)
+
+
+def falling(edge: float, *, depth: float = 1.0) -> list[float]:
+    """Return losses that fall from 2, and rise by 2 a decade to be 2 again at `edge` (log10)."""
+    x = np.log10(SIXTEEN)
+    bottom = edge - depth / 2
+    return list(np.where(x < bottom, 2 - depth * np.clip((x + 4) / (bottom + 4), 0, 1),
+                         2 + 2 * (x - edge)))
+
+
+def test_the_edge_is_where_the_straight_line_between_two_rates_crosses_the_start():
+    """Rates are 0.4 decades apart; the curve is straight from -1.5 on, the edge at -1.1."""
+    found = edge_of(SIXTEEN.tolist(), falling(-1.1, depth=0.8))
+    assert found == pytest.approx(-1.1)
+
+
+def test_a_curve_that_never_comes_back_is_read_by_its_steepest_fall():
+    losses = list(2 - 1 / (1 + np.exp(-(np.log10(SIXTEEN) + 2) / 0.3)))
+    assert edge_of(SIXTEEN.tolist(), losses) == pytest.approx(0.0)
+    found = suggest_below(SIXTEEN.tolist(), [losses] * 3, 0.1)
+    assert found.pick == pytest.approx(1e-2, rel=0.3) and found.edge is None
+    assert found.reason == "steepest fall of the smoothed loss"
+
+
+def test_a_curve_that_rises_at_once_has_no_edge_and_no_pick():
+    losses = list(2 + np.linspace(0, 3, 16))
+    assert edge_of(SIXTEEN.tolist(), losses) is None
+    found = suggest_below(SIXTEEN.tolist(), [losses] * 3, 0.1)
+    assert found.pick is None and "lower the start (--low)" in found.reason
+
+
+def test_the_pick_is_the_factor_of_the_edge_of_the_mean():
+    found = suggest_below(SIXTEEN.tolist(), [falling(-1.1, depth=0.8)] * 3, 0.25)
+    assert found.edge == pytest.approx(10**-1.1) and found.pick == pytest.approx(0.25 * 10**-1.1)
+    assert found.pick and found.low and found.high
+    assert found.pick / found.low == pytest.approx(found.high / found.pick)
+
+
+def test_the_error_over_the_seeds_is_the_jackknifes():
+    """By hand: the edges of the three pairs, times sqrt(2), as a population's deviation."""
+    curves = [falling(edge, depth=0.8) for edge in (-1.3, -1.1, -0.9)]
+    pairs = [np.mean([curves[k] for k in range(3) if k != i], axis=0) for i in range(3)]
+    edges = [edge_of(SIXTEEN.tolist(), pair) for pair in pairs]
+    values = [found for found in edges if found is not None]
+    expected = math.sqrt(2 / 3 * sum((v - sum(values) / 3) ** 2 for v in values))
+    found = suggest_below(SIXTEEN.tolist(), curves, 0.25)
+    assert found.error == pytest.approx(expected) and expected > 0.05
+
+
+def test_equal_seeds_still_leave_open_what_lies_between_two_rates():
+    """A uniform variable between rates 0.4 decades apart, the mean of three."""
+    found = suggest_below(SIXTEEN.tolist(), [falling(-1.1)] * 3, 0.25)
+    assert found.error == pytest.approx(0.4 / 6)
+
+
+def test_a_seed_that_left_its_curve_counts_as_twice_its_start():
+    rates = [1e-3, 1e-2, 1e-1, 1.0]
+    assert mean_losses(rates, [[2, 1, 50], [2, 1, 1, math.inf], [2, 1, 1, 1]]) == pytest.approx(
+        [2, 1, (4 + 1 + 1) / 3, (4 + 4 + 1) / 3])
+
+
+def test_flat_seeds_give_no_pick():
+    rng = np.random.default_rng(0)
+    curves = [list(2.3 + 0.02 * rng.normal(size=16)) for _ in range(3)]
+    found = suggest_below(SIXTEEN.tolist(), curves, 0.25)
+    assert found.pick is None and "noise" in found.reason
+
+
+def test_a_first_loss_that_is_not_finite_gives_no_pick():
+    found = suggest_below(SIXTEEN.tolist(), [[math.nan]] * 3, 0.25)
+    assert found.pick is None and "lower the start (--low)" in found.reason

@@ -18,7 +18,8 @@ from torch import nn
 from torchvision.models import resnet18, vision_transformer
 
 from hpo import Run
-from hpo.baselines.lr_range import lr_range, sweep
+from hpo.baselines.lr_range import lr_range
+from hpo.baselines.lr_sweep import sweep
 from hpo.errors import InputError
 from hpo.train import (
     LAMB,
@@ -472,7 +473,7 @@ def test_the_range_test_picks_a_rate_that_trains_for_every_optimizer(name, tmp_p
     run = make_run(tmp_path)
     spec = optimizer(name, layer_decay=0.9, l1=1e-6)
     recipe = Recipe(data=digits(run), model=SimpleCNN(hidden=64), optimizer=spec, batch_size=64)
-    found = lr_range(recipe, run)
+    found = lr_range(lambda _: recipe, run)
     low, high = spec.sweep_bounds
     assert found.pick is not None and low < found.pick < high
     picked = dataclasses.replace(recipe, optimizer=dataclasses.replace(spec, lr=found.pick))

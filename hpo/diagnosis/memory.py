@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from hpo.baselines.lr_range import restored
+from hpo.baselines.lr_sweep import restored
 from hpo.diagnosis.batch import repeated
 from hpo.diagnosis.finding import Finding, look, not_checked, ok, wrong
 from hpo.diagnosis.pace import PART

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hpo.baselines.lr_range import restored
+from hpo.baselines.lr_sweep import restored
 from hpo.diagnosis.batch import repeated
 from hpo.diagnosis.finding import Finding, look, ok, plural
 from hpo.train.feed import Feed

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from hpo.baselines.lr_range import restored
+from hpo.baselines.lr_sweep import restored
 from hpo.diagnosis.batch import step
 from hpo.diagnosis.finding import Finding, ok
 from hpo.diagnosis.pace import PART

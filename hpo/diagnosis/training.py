@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hpo.baselines.lr_range import restored
+from hpo.baselines.lr_sweep import restored
 from hpo.diagnosis.batch import N_ROWS, plain_loss, some_rows, step, train_mode
 from hpo.diagnosis.finding import Finding, look, not_checked, ok, plural, wrong
 from hpo.diagnosis.model import initial_loss_fault
