@@ -7,8 +7,9 @@
 Each cell (data x net x width x batch x optimizer) was trained at each of 33 rates under a
 one-cycle schedule that peaks there, with one seed or two. `--train` does what a store lacks, for
 so many seconds, and goes on when it is called again; FOLDER holds Fashion-MNIST's four files,
-packed or not. The range test has seeds of its own. The accuracy at the pick is read from the mean over the
-seeds, smoothed over neighbouring rates (0.12 decades), and held against the highest of that curve;
+packed or not. The range test has seeds of its own. The accuracy at the pick is read from
+the mean over the seeds, smoothed over neighbouring rates (0.12 decades), and held against the
+highest of that curve;
 the highest raw value is a lucky one, so the distance to it is shown too but is no goal.
 
 The optimizers' factors were tuned on one half of the cells; the goal is asked of the other half:
