@@ -24,12 +24,13 @@ def lr_range(results: Results, shares: Mapping[str, float] | None = None) -> Fig
 
 @styled
 def sweep_figure(sweep: Sweep) -> Figure:
-    """Draw one LR range sweep: raw loss, smoothed loss, pick and interval."""
+    """Draw the LR range sweeps: each seed's loss, their mean, the pick, its error and interval."""
     figure = new(3.8)
     axes = figure.subplots()
     axes.set_xscale("log")
-    axes.plot(sweep.rates[:len(sweep.losses)], sweep.losses, color=FAINT, lw=0.9, alpha=0.8)
-    smooth = sweep.smoothed or sweep.losses
+    for losses in sweep.by_seed or (sweep.losses,):
+        axes.plot(sweep.rates[:len(losses)], losses, color=FAINT, lw=0.9, alpha=0.8)
+    smooth = sweep.losses if sweep.by_seed else sweep.smoothed or sweep.losses
     axes.plot(sweep.rates[:len(smooth)], smooth, color=COLOURS["search"], lw=2.2)
     low, top = loss_limits(smooth)
     axes.set_ylim(low, top)
@@ -48,10 +49,17 @@ def _draw_pick(axes: Axes, sweep: Sweep) -> None:
     if sweep.pick is not None:
         axes.axvline(sweep.pick, color=colour, lw=1.8)
         said = f"pick {sweep.pick:.2g} (line)"
+        if sweep.error is not None:
+            axes.axvspan(sweep.pick / 10 ** sweep.error, sweep.pick * 10 ** sweep.error,
+                         color=colour, alpha=0.22, lw=0)
+            said += " ± one standard error"
         if sweep.low is not None and sweep.high is not None:
             axes.axvspan(sweep.low, sweep.high, color=colour, alpha=0.13, lw=0)
             said += f", sensible between {sweep.low:.2g} and {sweep.high:.2g} (band)"
-    lines = textwrap.wrap(said, 100)
+        if sweep.edge is not None:
+            axes.axvline(sweep.edge, color="#555555", lw=1.2, ls=":")
+            said += f", edge {sweep.edge:.2g} (dots)"
+    lines = textwrap.wrap(said, 88)
     above = 6 + 12 * len(lines)
     axes.set_title("LR range test" if sweep.pick is not None else "LR range test: no pick",
                    pad=above)
@@ -59,5 +67,7 @@ def _draw_pick(axes: Axes, sweep: Sweep) -> None:
                   "fontsize": 9}
     axes.annotate("\n".join(lines), (0, 1), xytext=(0, 4), fontweight="bold",
                   color=INK if sweep.pick is None else colour, **place)
-    axes.annotate("grey: each step  ·  blue: smoothed", (1, 1), xytext=(0, above), ha="right",
+    meaning = "grey: each seed  ·  blue: their mean" if sweep.by_seed else (
+        "grey: each step  ·  blue: smoothed")
+    axes.annotate(meaning, (1, 1), xytext=(0, above), ha="right",
                   color=SOFT, **place)
