@@ -20,6 +20,7 @@ from hpo.cli_options import (
     Devices,
     Epochs,
     EpochTimeout,
+    Force,
     Fraction,
     GpusPerTrial,
     Home,
@@ -30,6 +31,7 @@ from hpo.cli_options import (
     Storage,
     StorageTimeout,
     Study,
+    To,
     Trial,
     Workers,
     console,
@@ -265,8 +267,7 @@ def report(study: Study, home: Home = None, storage: Storage = None, json: Json 
 
 @app.command()
 def export(
-    study: Study,
-    to: Annotated[Path, typer.Option("--to", help="The folder to write, which must be new.")],
+    study: Study, to: To, force: Force = False,
     trial: Annotated[int | None, typer.Option(
         help="A trial by its number, of the search unless --phase names another.")] = None,
     rank: Annotated[int, typer.Option(help="A registered result by its rank; 1 is the best.")] = 1,
@@ -274,11 +275,11 @@ def export(
     data_dir: DataDir = None, devices: Devices = "auto", home: Home = None,
     storage: Storage = None,
 ) -> int:
-    """Write a trained model: weights and the JSON that rebuilds it, loaded and scored again."""
+    """Write a trained model into a folder for `hpo.load`, once it scores as it did."""
     from hpo.export import export as write
 
     return write(study, to, s.home_folder(home), storage, console(), trial=trial, rank=rank,
-                 phase=phase, data_dir=data_dir, devices=devices)
+                 phase=phase, data_dir=data_dir, devices=devices, force=force)
 
 
 @app.command()

@@ -42,6 +42,8 @@ MaxFailures = Annotated[int, option(
 EpochTimeout = Annotated[float | None, option(
     "--epoch-timeout", "Seconds an epoch may take before its trial is ended as hung (default: 10 "
                        "times the median epoch, at least 300).", "HPO_EPOCH_TIMEOUT")]
+To = Annotated[Path, typer.Option("--to", help="The folder to write, which must be new.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an export that is there.")]
 Trial = Annotated[str, typer.Argument(
     help="A trial's number in the search, or PHASE/NUMBER: grid/3, confirm/2, lr-range/0.")]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hpo import settings as s
-from hpo.cli_options import Home, Json, Storage, console
+from hpo.cli_options import DataDir, Devices, Force, Home, Json, Storage, To, console
 
 Row = Annotated[str, typer.Argument(
     help="A row's id, its first characters, or STUDY@champion, STUDY@challenger.")]
@@ -48,3 +48,15 @@ def registry_promote(
     from hpo.registry import promote
 
     return promote(row, s.home_folder(home), storage, console(), force=force)
+
+
+@app.command("export")
+def registry_export(
+    row: Row, to: To, force: Force = False, data_dir: DataDir = None, devices: Devices = "auto",
+    home: Home = None, storage: Storage = None,
+) -> int:
+    """Write a registered model into a folder for `hpo.load`, once it scores as it did."""
+    from hpo.export import export_row
+
+    return export_row(row, to, s.home_folder(home), storage, console(), data_dir=data_dir,
+                      devices=devices, force=force)

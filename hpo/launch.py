@@ -148,7 +148,9 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
     make_home(settings.home)
     order = order_of(settings, spec)
     data = _prepared(settings, pool, order, row, show)
-    db = _made(settings, spec, data)
+    # After `prepare`: what `build` imports is loaded by then.
+    files = pool.ask("source", "source", order=order, study=settings.study)["files"]
+    db = _made(settings, spec, data, files)
     course = phases.Course(settings, spec, described["grid"], described["defaults"], data, db,
                            pool, show, stopper.check)
 
@@ -271,13 +273,18 @@ def warning_lines(warnings: Sequence[str], study: str) -> list[str]:
             f"hpo doctor --study {shlex.quote(study)} looks closer"]
 
 
-def _made(settings: Settings, spec: Mapping[str, Any], data: Mapping[str, Any]) -> Database:
-    """Make home, database and the study's row where they are not there yet."""
+def _made(settings: Settings, spec: Mapping[str, Any], data: dict[str, Any],
+          files: Mapping[str, str]) -> Database:
+    """Make home, database and the study's row where they are not there yet.
+
+    The module's files are stored, and `data` names them from now on as `source`.
+    """
     import storage
     from storage.database import Database
 
     storage.init(settings.storage)
     db = Database(settings.storage, settings.storage_timeout_s)
+    data["source"] = db.sources.put(files)
     db.runs.save_study(settings.name, module=settings.study, metric=spec["metric"],
                  direction=spec["direction"], epochs=settings.epochs,
                  settings=settings.stored(),

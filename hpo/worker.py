@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo import discover, trial_log
+from hpo import bundle, discover, trial_log
 from hpo.channel import Channel, LineBuffer
 from hpo.errors import HpoError
 from hpo.processes import TRAINING, imports, load
@@ -106,6 +106,8 @@ def _answer(spec, command: dict[str, Any], channel: Channel, ranks: Ranks) -> bo
     try:
         if command["cmd"] == "replay":
             rerun.rerun(spec, command, channel.send, ranks)
+        elif command["cmd"] == "source":
+            channel.send("source", files=bundle.files_of(command["study"]))
         elif command["cmd"] == "prepare":
             info = rehearsal.prepare(spec, command["order"])
             # A rank that cannot begin would end each of several workers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def with_grid(folder: Path, model: str) -> None:
 def test_the_trial_of_the_named_phase_is_exported_and_its_files_are_what_is_scored(
     tmp_path: Path
 ) -> None:
-    from hpo.train.checkpoint import load_export
+    import hpo as installed
 
     with_grid(tmp_path, "MLP(hidden=16)")
     words = ("export", "--study", "s", "--phase", "grid", "--devices", "cpu", "--trial")
@@ -41,7 +42,8 @@ def test_the_trial_of_the_named_phase_is_exported_and_its_files_are_what_is_scor
         stored = trials(tmp_path, "s/grid")[number]
         assert (found["what"], found["params"]) == (f"grid trial {number}", stored.params)
         assert found["scored_again"]["val_accuracy"] == pytest.approx(stored.value, abs=1e-6)
-        assert sum(p.numel() for p in load_export(tmp_path / f"out{number}").parameters()) > 1000
+        model = installed.load(tmp_path / f"out{number}")
+        assert sum(p.numel() for p in model.parameters()) > 1000
     for phase, trial, said in (("search", 0, "the phase search of study 's' has 0 trials"),
                                ("grid", 9, "the phase grid of study 's' has 2 trials"),
                                ("gird", 0, "random, search, audit, confirm; did you mean 'grid'")):
@@ -50,13 +52,34 @@ def test_the_trial_of_the_named_phase_is_exported_and_its_files_are_what_is_scor
         assert said in done.stderr and not (tmp_path / "no").exists()
 
 
-def test_a_model_of_the_user_s_own_is_scored_from_the_exported_weights(tmp_path: Path) -> None:
-    with_grid(tmp_path, OWN)
-    hpo(tmp_path, "export", "--study", "s", "--phase", "grid", "--trial", 1, "--to", "out",
+def test_a_registered_model_of_the_user_s_own_outlives_its_module(tmp_path: Path) -> None:
+    """What was stored at registration is exported, not what stands in the files by then."""
+    import hpo as installed
+
+    path = write_text(tmp_path, "s", "import nets\n" + textwrap.dedent(MODULE.format(
+        model="nets.net()")))
+    nets = "import torch\n\n\ndef net():\n    return " + OWN
+    (tmp_path / "nets.py").write_text(nets)
+    hpo(tmp_path, "run", "--study", "s", "--phases", "grid,confirm", "--workers", 1, "--devices",
+        "cpu", "--data-fraction", 0.3, "--confirm-seeds", 2, "--confirm-budget", 0)
+    path.unlink()
+    (tmp_path / "nets.py").write_text("raise SystemExit('edited since')")
+    done = hpo(tmp_path, "registry", "export", "s@champion", "--to", "out", "--devices", "cpu")
+    assert "to the last bit" in done.stdout and "hpo.load('out')" in done.stdout
+    card = json.loads((tmp_path / "out/model.json").read_text())
+    [row] = [row for row in json.loads(hpo(tmp_path, "registry", "list", "--json").stdout)
+             if row["alias"] == "champion"]
+    assert card["registered"]["id"] == row["id"]
+    run = next(run for run in row["scores"] if run["checkpoint"] == row["checkpoint"])
+    assert card["scored_again"] == run["test_metrics"]
+    assert (tmp_path / "out/source/nets.py").read_text() == nets
+    hpo(tmp_path, "export", "--study", "s", "--phase", "grid", "--trial", 1, "--to", "trial",
         "--devices", "cpu")
-    found = json.loads((tmp_path / "out/model.json").read_text())
-    assert found["scored_again"]["val_accuracy"] == pytest.approx(
-        found["metrics"]["val_accuracy"], abs=1e-6)
+    for folder in ("out", "trial"):
+        assert [tuple(p.shape) for p in installed.load(tmp_path / folder).parameters()] == [
+            (10, 64), (10,)]
+    done = hpo(tmp_path, "registry", "export", "s@champion", "--to", "out", code=2)
+    assert "which --force replaces" in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_read(tmp_path: Path) -> None:

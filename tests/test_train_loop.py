@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
@@ -236,22 +235,6 @@ def test_a_checkpoint_s_own_data_make_its_model_again(tmp_path, model):
     with torch.no_grad():
         right = (again(inputs).argmax(1).numpy() == digits(run).open().test_y).mean()
     assert right == pytest.approx(score(recipe, run, tmp_path / "a.pt", "test")["test_accuracy"])
-
-
-def test_an_exported_folder_is_loaded_as_the_model_it_was(tmp_path):
-    trainer = Trainer(digits_recipe(model=MLP(hidden=8)), make_run(epochs=1))
-    list(trainer.epochs())
-    trainer.save(tmp_path / "a.pt")
-    entry = files.read(tmp_path / "a.pt")
-    torch.save(entry["model"], tmp_path / "model.pt")
-    known = {name: entry[name] for name in ("recipe", "image_shape", "n_classes")}
-    (tmp_path / "model.json").write_text(json.dumps(known))
-    model = files.load_export(tmp_path)
-    rows = torch.rand(3, 1, 8, 8)
-    assert torch.equal(model(rows), trainer.model.eval()(rows))
-    (tmp_path / "model.json").unlink()
-    with pytest.raises(DataError, match="export"):
-        files.load_export(tmp_path)
 
 
 def test_a_broken_or_missing_checkpoint_is_told_by_its_path(tmp_path):

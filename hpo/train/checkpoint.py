@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import tempfile
@@ -84,22 +83,3 @@ def rebuild(entry: Mapping[str, Any]) -> nn.Module:
     model = MODELS[kind](**fields).make(entry["image_shape"], entry["n_classes"])
     model.load_state_dict(entry["model"])
     return model.eval()
-
-
-def load_export(folder: Path | str) -> nn.Module:
-    """Return the model of a folder that `hpo export` wrote, with its weights, to predict with.
-
-    Inputs go in as `model.json` says under `normalisation`: (input - mean) / std.
-
-    Raises:
-        DataError: if a file is missing or broken.
-        InputError: if the model is the user's own, which only the study's module can make.
-    """
-    folder = Path(folder)
-    try:
-        entry = json.loads((folder / "model.json").read_text())
-        weights = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise DataError(f"export {folder}: cannot be read ({type(error).__name__}: "
-                        f"{str(error).splitlines()[0] if str(error) else 'empty'})") from error
-    return rebuild({**entry, "model": weights})
