@@ -222,6 +222,18 @@ def status(study: Study, home: Home = None, storage: Storage = None, json: Json 
 
 
 @app.command()
+def watch(
+    study: Study, home: Home = None, storage: Storage = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+) -> int:
+    """Watch a study on the terminal, from any machine that reaches its database, to its end."""
+    from hpo.live import watch as follow
+
+    return follow(study, s.home_folder(home), storage, console(), interval_s=interval, once=once)
+
+
+@app.command()
 def show(
     trial: Trial, study: Study, home: Home = None, storage: Storage = None, json: Json = False,
 ) -> int:

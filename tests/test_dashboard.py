@@ -23,8 +23,6 @@ from hpo.errors import InputError
 from hpo.read_results import collect
 from hpo.results import Phase, Trial
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
 def test_an_address_that_others_reach_needs_a_token(host):
@@ -228,48 +226,3 @@ def test_serving_prints_the_address_once_and_ends_with_an_interrupt(tmp_path):
         server.communicate()
     assert server.returncode == 0
     assert found[1] not in out + log and "Traceback" not in log
-
-
-# In a browser
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
-def test_a_person_logs_in_and_reads_the_report_with_its_pictures(site_of, tmp_path):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright")
-    site = site_of()
-    published(site)
-    base, foreign, errors = f"http://127.0.0.1:{site.port}", [], []
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=[
-            "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(90_000)
-        page.on("request", lambda r: r.url.startswith((base, "data:", "blob:"))
-                or foreign.append(r.url))
-        page.goto(base)
-        # The console holds the 401 of the log-in page; what comes after it counts.
-        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
-        page.fill("input[name=token]", TOKEN)
-        page.click("button")
-        page.wait_for_url("**/dashboard**")
-        page.get_by_text("toy/grid").first.wait_for()
-        page.goto(f"{base}/dashboard/studies/{site.study_id()}/note")
-        page.get_by_text("The search won").first.wait_for()
-        page.wait_for_function("() => [...document.images].filter(i => i.src.includes("
-                               "'/artifacts/') && i.naturalWidth > 1000).length >= 3")
-        page.screenshot(path=tmp_path / "note.png")
-        page.goto(f"{base}/dashboard/studies/{site.study_id()}")
-        page.get_by_text("Best Trial").first.wait_for()
-        page.screenshot(path=tmp_path / "study.png")
-        # The report's page is among its artifacts, and has its looks there too.
-        page.goto(f"{base}/dashboard/studies/{site.study_id()}/note")
-        link = page.get_by_role("link", name="All of this as one page")
-        page.goto(f"{base}{link.get_attribute('href')}")
-        assert page.locator("svg").count() >= 4
-        assert page.evaluate("getComputedStyle(document.querySelector('.verdict')).fontSize"
-                             ) == "17.6px"
-        page.screenshot(path=tmp_path / "page.png")
-        browser.close()
-    assert (tmp_path / "note.png").stat().st_size > 20_000
-    assert foreign == [] and errors == []
