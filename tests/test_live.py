@@ -27,9 +27,9 @@ def db(tmp_path):
 
 
 def text_of(frame):
-    console = Console(file=io.StringIO(), width=120)
-    console.print(live.drawn(frame))
-    return console.file.getvalue()
+    written = io.StringIO()
+    Console(file=written, width=120).print(live.drawn(frame))
+    return written.getvalue()
 
 
 def test_a_frame_shows_phases_workers_the_best_and_the_last_ended(db):
@@ -60,12 +60,13 @@ def test_a_second_look_reads_what_is_new_alone(db):
 
 def test_a_study_at_rest_ends_the_watching_and_a_pipe_gets_one_line_a_change(tmp_path):
     samples.stored(tmp_path).close()
-    console = Console(file=io.StringIO(), width=200)
+    written = io.StringIO()
+    console = Console(file=written, width=200)
     assert live.watch("toy", tmp_path, None, console, interval_s=0.1, once=False) == 0
-    lines = console.file.getvalue().splitlines()
+    lines = written.getvalue().splitlines()
     assert sum(line.startswith("best: ") for line in lines) == 1
     assert lines[-1] == "study toy: nothing is left to do and no worker is alive"
-    assert "\x1b" not in console.file.getvalue()
+    assert "\x1b" not in written.getvalue()
 
 
 def test_an_interval_of_nothing_is_refused(tmp_path):
