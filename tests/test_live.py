@@ -37,7 +37,7 @@ def test_a_frame_shows_phases_workers_the_best_and_the_last_ended(db):
     db.tickets.claim("toy", owner_token(), "here", 17, 30.0)
     frame = live.Looker(db, "toy").look()
     text = text_of(frame)
-    best = max(t.value for t in samples.results().phase("search").trials if t.state == "COMPLETE")
+    best = max(t.score for t in samples.results().phase("search").trials if t.score is not None)
     assert f"best val_accuracy {best:.4g}" in text
     assert "0 of 3: " in text and "COMPLETE" in text and "here  17" in text
     assert "search trial 20" in text and "1 worker" in text and "last ended" in text
