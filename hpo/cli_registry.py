@@ -37,6 +37,16 @@ def registry_show(
     return show(row, s.home_folder(home), storage, console(), as_json=json)
 
 
+@app.command("diff")
+def registry_diff(
+    row: Row, other: Row, home: Home = None, storage: Storage = None, json: Json = False,
+) -> int:
+    """Show in what two registered results differ, and by how much the first is better."""
+    from hpo.registry_diff import diff
+
+    return diff(row, other, s.home_folder(home), storage, console(), as_json=json)
+
+
 @app.command("promote")
 def registry_promote(
     row: Row,

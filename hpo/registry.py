@@ -157,6 +157,9 @@ def _seed_line(run: Mapping[str, Any], metric: str) -> str:
                                                          (on_test(metric), test))
             if value is not None]
     said += [] if epoch is None else [f"best epoch {epoch}"]
+    if run.get("test_read_at"):
+        at = run["test_read_at"][:16].replace("T", " ")
+        said.append(f"test split read {at} UTC by confirmation {run.get('reading', 1)}")
     return ", ".join([*said, f"trial {run['trial']} of confirm"])
 
 

@@ -24,7 +24,7 @@ FLOORS = [
     ["hpo.export"],
     ["hpo.picked"],
     ["hpo.trial_run", "hpo.status", "hpo.show", "hpo.replay",
-     "hpo.registry", "hpo.dashboard", "hpo.live"],
+     "hpo.registry", "hpo.registry_diff", "hpo.dashboard", "hpo.live"],
     ["hpo.changes", "hpo.pages"],
     ["hpo.door"],
     ["hpo.launch"],

@@ -97,3 +97,23 @@ def test_a_registered_result_without_scores_is_shown(
     db.close()
     lines = shown(tmp_path, "default", capsys)
     assert lines[3:6] == ["rank: 1", "val_loss: 0.9000", "test_loss: not read"]
+
+
+def test_a_shown_result_says_when_each_test_score_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = samples.stored(tmp_path)
+    runs = [{"seed": 1, "trial": 4, "val": 0.9, "test_metrics": {"test_accuracy": 0.8},
+             "test_read_at": "2026-01-02T03:04:05+00:00", "reading": 2},
+            {"seed": 2, "trial": 5, "val": 0.91, "test_metrics": {}}]
+    row = db.registry.add({"study": "toy", "phase": "grid", "rank": 1, "metric": "val_accuracy",
+                           "params": {}, "scores": runs})
+    db.close()
+    url = f"sqlite:///{tmp_path / 'hpo.db'}"
+    assert registry.show(row, tmp_path, url, Console(width=200), as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (next(line for line in lines if line.startswith(f"seed {n}:"))
+                     for n in (1, 2))
+    assert "test_accuracy 0.8000" in first and first.endswith(
+        "test split read 2026-01-02 03:04 UTC by confirmation 2, trial 4 of confirm")
+    assert "read" not in second
