@@ -138,9 +138,9 @@ class Looker:
         for trial in sorted(self._ended.get("search", ()), key=lambda t: t.number):
             if trial.state.name != "COMPLETE" or trial.value is None:
                 continue
-            if best is None or sign * trial.value > sign * best.value:
+            if best is None or sign * trial.value > sign * bests[-1]:
                 best = trial
-            bests.append(best.value)
+            bests.append(trial.value if best is trial else bests[-1])
         return best, tuple(bests)
 
     def _left_s(self, phases: Sequence[PhaseNow], workers: Sequence[Worker]) -> float | None:
