@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from hpo import bounds
 from hpo import settings as s
 from hpo.errors import HpoError, InputError, NoResult
-from hpo.space import space_from_json
 from hpo.studies import open_existing, phase_studies, require
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def best(
         found = collected(db, study)
         rows = registered(db, study, "search")
     data = _registered_best(rows, rank, home) if rows else _best_trial(found, rank, home)
-    ends = bounds.at_bounds(space_from_json(found.space), data["params"])
+    ends = bounds.at_bounds(bounds.searched(found), data["params"])
     if as_json:
         print_json({"study": study, **data, "at_bounds": [asdict(e) for e in ends]})
         return 0

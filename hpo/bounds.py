@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpo.range_tested import bounded
 from hpo.results import Results
 from hpo.space import Categorical, Float, Int, Param, space_from_json
 
@@ -76,7 +77,14 @@ def of_best(results: Results) -> list[AtBound]:
     """
     confirmed, best = results.candidate("search"), results.best("search")
     params = confirmed.params if confirmed else best.params if best else {}
-    return at_bounds(space_from_json(results.space), params)
+    return at_bounds(searched(results), params)
+
+
+def searched(results: Results) -> dict[str, Param]:
+    """Return the space that the search drew from, with the bounds that the range test gave it."""
+    sweep = results.sweep
+    return bounded(space_from_json(results.space),
+                   sweep and {"low": sweep.low, "high": sweep.high})
 
 
 def warning(results: Results) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hpo import champions, confirm, queue
+from hpo import champions, confirm, queue, range_tested
 from hpo.display import Display
 from hpo.errors import HpoError
 from hpo.first_failures import FirstFailures
@@ -20,7 +20,7 @@ from hpo.pool import Member, Pool
 from hpo.reaper import Reaper
 from hpo.settings import Settings
 from hpo.space import params_from_json, params_to_json, space_from_json
-from hpo.studies import ensure_study
+from hpo.studies import ensure_study, sweep_result
 from hpo.watch import Watch
 
 if TYPE_CHECKING:
@@ -119,8 +119,24 @@ def run(course: Course) -> None:
     """Do the phases that were asked for, in order."""
     steps = {"lr-range": _lr_range, "grid": _grid, "random": _random, "search": _search,
              "confirm": _confirm}
+    if "lr-range" not in course.settings.phases:
+        _range_tested(course)
     for phase in course.settings.phases:
         steps[phase](course)
+
+
+def _range_tested(course: Course) -> None:
+    """See that the bounds which the space takes from the range test are there, and say them.
+
+    Raises:
+        InputError: where they are not.
+    """
+    if not set(range_tested.DRAWING) & set(course.settings.phases):
+        return
+    swept = sweep_result(course.db, course.name)
+    said = range_tested.check_bounds(space_from_json(course.spec["space"]), swept)
+    if said is not None:
+        course.show.say(f"search: {said}, by the LR range test")
 
 
 def _lr_range(course: Course) -> None:
@@ -131,29 +147,39 @@ def _lr_range(course: Course) -> None:
     if course.defaults is None:
         course.note("lr-range: left out, it needs defaults= for every param")
         return
+    pick = _sweep(course)
+    _range_tested(course)
+    if pick is None:
+        return
     from storage.ticket import NewTicket
 
-    study = queue.study_of(course.name, "lr-range")
-    sweep = NewTicket(idx=0, params=dict(course.defaults), payload={"seed": course.seed},
-                      params_key=None)
-    _try_again(course, study)
-    _do(course, "lr-range", [sweep], kind="sweep")
-    found = course.db.tickets.list(study)[0]
-    result = found.result
-    if result is None:
-        course.note(f"lr-range: the sweep failed: {found.cause}")
-        return
-    if result.get("pick") is None:
-        course.note(f"lr-range: no pick: {result.get('reason')}")
-        return
     lr_param = str(course.spec["lr_param"])
     param = space_from_json(course.spec["space"])[lr_param]
-    lr = _inside(param, float(result["pick"]))
-    course.show.say(f"lr-range: the loss falls steepest at {lr_param}={lr:.3g}")
+    lr = _inside(param, pick)
+    course.show.say(f"lr-range: the pick is {lr_param}={lr:.3g}")
     params = {**params_from_json(course.defaults), lr_param: lr}
     trial = NewTicket(idx=1, params=params_to_json(params), params_key=None,
                       payload={"seed": course.seed, "candidate": "lr-range"})
     _do(course, "lr-range", [trial])
+
+
+def _sweep(course: Course) -> float | None:
+    """Make the sweep, unless it has been made, and return its pick."""
+    from storage.ticket import NewTicket
+
+    study = queue.study_of(course.name, "lr-range")
+    sweep = NewTicket(idx=0, params=dict(course.defaults or {}), payload={"seed": course.seed},
+                      params_key=None)
+    _try_again(course, study)
+    _do(course, "lr-range", [sweep], kind="sweep")
+    found = course.db.tickets.list(study)[0]
+    if found.result is None:
+        course.note(f"lr-range: the sweep failed: {found.cause}")
+        return None
+    if found.result.get("pick") is None:
+        course.note(f"lr-range: no pick: {found.result.get('reason')}")
+        return None
+    return float(found.result["pick"])
 
 
 def _inside(param: Any, lr: float) -> Any:

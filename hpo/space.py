@@ -165,6 +165,25 @@ class Float(Param):
         return f"{self.low:g} .. {self.high:g}{extra}"
 
 
+# In a space, instead of a param.
+RANGE_TEST = "range-test"
+
+
+@dataclass(frozen=True)
+class RangeTested(Float):
+    """A learning rate whose bounds the LR range test finds: `"range-test"` in a space."""
+
+    low: float = 1e-8
+    high: float = 1e3
+    log: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": RANGE_TEST}
+
+    def describe(self) -> str:
+        return f"a rate of {self.low:g} .. {self.high:g}, its bounds by the LR range test"
+
+
 @dataclass(frozen=True)
 class Int(Param):
     """A whole number in [low, high], uniform or, with `log`, uniform in its logarithm."""
@@ -332,6 +351,8 @@ def space_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Param]:
 
 def _param_from_json(data: dict[str, Any]) -> Param:
     kind = data.pop("type")
+    if kind == RANGE_TEST:
+        return RangeTested()
     if kind == "categorical":
         return Categorical([_from_jsonable(choice) for choice in data["choices"]])
     return Float(**data) if kind == "float" else Int(**data)
@@ -357,20 +378,14 @@ def params_key(params: Mapping[str, Any], seed: int | None = None) -> str:
 
 def n_params_sets(space: Mapping[str, Param]) -> int | None:
     """Return how many different params a space holds, or None for a continuum."""
-    total = 1
-    for param in space.values():
-        n = param.n_values()
-        if n is None:
-            return None
-        total *= n
-    return total
+    counts = [param.n_values() for param in space.values()]
+    return None if None in counts else math.prod(n for n in counts if n is not None)
 
 
 def all_params(space: Mapping[str, Param]) -> Iterator[Params]:
     """Yield every params of a finite space once."""
-    names = list(space)
-    for values in itertools.product(*(list(space[name].values()) for name in names)):
-        yield dict(zip(names, values, strict=True))
+    for values in itertools.product(*(list(param.values()) for param in space.values())):
+        yield dict(zip(space, values, strict=True))
 
 
 def grid_values(values: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hpo.errors import SpecError
-from hpo.space import Param, grid_values, plain, space_to_json
+from hpo.space import RANGE_TEST, Param, RangeTested, grid_values, plain, space_to_json
 
 Metrics: TypeAlias = dict[str, Any]
 Epochs: TypeAlias = Generator[Metrics, None, None]
@@ -77,7 +77,8 @@ class StudySpec:
         SpecError: with one line for each fault.
     """
 
-    space: Mapping[str, Param]
+    # Params, or 'range-test' for the learning rate.
+    space: Mapping[str, Any]
     epochs: int
     build: Callable[..., Any] | None = None
     objective: Callable[..., Epochs] | None = None
@@ -99,6 +100,10 @@ class StudySpec:
     confirm_resolution: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.space, Mapping):
+            object.__setattr__(self, "space", {
+                name: RangeTested() if isinstance(param, str) and param == RANGE_TEST else param
+                for name, param in self.space.items()})
         for what in (*_LIMITS, "timeout_s", "confirm_budget", "confirm_resolution"):
             object.__setattr__(self, what, plain(getattr(self, what)))
         faults = _spec_faults(self)
@@ -172,6 +177,7 @@ def _spec_faults(spec: StudySpec) -> list[str]:
             faults += _signature_faults(what, function, spec.space)
     if spec.lr_param not in (_LR_PARAM, *spec.space):
         faults.append(f"lr_param: {_unknown(spec.lr_param, spec.space)}")
+    faults += _range_tested_faults(spec)
     faults += _values_faults("defaults", spec.defaults, spec.space, sound)
     if spec.grid is not None:
         faults += _grid_faults(spec, sound)
@@ -189,6 +195,22 @@ def _space_faults(space: Any) -> list[str]:
             faults.append(f"param {name!r}: expected Float, Int or Categorical, got {param!r}")
             continue
         faults += [f"param '{name}': {fault}" for fault in param.faults()]
+    return faults
+
+
+def _range_tested_faults(spec: StudySpec) -> list[str]:
+    """Return why the LR range test cannot give a param its bounds."""
+    names = [name for name, param in spec.space.items() if isinstance(param, RangeTested)]
+    faults = [f"param '{name}': '{RANGE_TEST}' is for the learning rate, which is "
+              f"'{spec.lr_param}' (lr_param)" for name in names if name != spec.lr_param]
+    if names and spec.build is None:
+        faults.append(f"param '{names[0]}': '{RANGE_TEST}' needs build=, which gives the recipe "
+                      f"that is swept")
+    lacking = [name for name in spec.space if isinstance(spec.defaults, Mapping)
+               and name not in spec.defaults]
+    if names and lacking:
+        faults.append(f"param '{names[0]}': '{RANGE_TEST}' sweeps the defaults, so each param "
+                      f"needs one: {', '.join(map(repr, lacking))} has none")
     return faults
 
 

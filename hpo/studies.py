@@ -90,6 +90,12 @@ def phase_studies(db: Database, name: str) -> dict[str, str]:
     return {phase: study for phase, study in found.items() if study in names}
 
 
+def sweep_result(db: Database, name: str) -> dict[str, Any] | None:
+    """Return the stored result of a study's LR range sweep, or None where there is none yet."""
+    tickets = db.tickets.list(study_of(name, "lr-range"))
+    return next((t.result for t in tickets if t.kind == "sweep" and t.result), None)
+
+
 def known_names(db: Database) -> list[str]:
     """Return the names of all studies that hpo made."""
     return sorted({row["name"] for row in db.runs.studies()})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo import causes
+from hpo import causes, range_tested
 from hpo.attempt import Attempt, built_from, make_run
 from hpo.channel import Channel
 from hpo.drive import Ending, Goal, drive, failure
@@ -29,10 +29,11 @@ from hpo.queue import (
 )
 from hpo.ranks import Ranks
 from hpo.search import BLIND, draw, make_pruner, make_sampler
-from hpo.space import n_params_sets, params_from_json, params_key, params_to_json
+from hpo.space import Param, n_params_sets, params_from_json, params_key, params_to_json
 from hpo.spec import StudySpec
 from hpo.states import StateWriter
 from hpo.stop import Stop
+from hpo.studies import sweep_result
 from hpo.trial_log import TrialLogs
 from hpo.turns import SHORT_S, Turns
 from hpo.versions import source_digest
@@ -67,6 +68,7 @@ class Tasks:
         # Once: the file may be edited while this process trains with what it has loaded.
         self._source = source_digest(spec.build)
         self._studies: dict[str, Study] = {}
+        self._searched: Mapping[str, Param] | None = None
         self._trim = Trim()
         self._ranks = ranks or Ranks(order["module"], 1, order["device"])
         self._ranks.join()
@@ -111,7 +113,7 @@ class Tasks:
 
     def _params(self, ticket: Ticket, study: Study, trial_id: int) -> dict[str, Any]:
         """Return the trial's params, fixed or drawn, and store them."""
-        space, order = self.spec.space, self.order
+        space, order = self._space(ticket), self.order
         if ticket.params is not None:
             params = params_from_json(ticket.params)
         else:
@@ -130,6 +132,16 @@ class Tasks:
             stored[name] = (kind.to_internal_repr(space[name].encode(value)), kind)
         self.db.studies.set_trial_params(trial_id, stored)
         return params
+
+    def _space(self, ticket: Ticket) -> Mapping[str, Param]:
+        """Return the space that a ticket's params are of: with the bounds that a sweep found."""
+        if phase_of(ticket.study) not in range_tested.DRAWING:
+            return self.spec.space
+        if self._searched is None:
+            swept = sweep_result(self.db, self.order["name"]) if range_tested.tested_param(
+                self.spec.space) else None
+            self._searched = range_tested.bounded(self.spec.space, swept)
+        return self._searched
 
     def _reserve(self, ticket: Ticket) -> Callable[[dict[str, Any]], bool]:
         # Of a continuum no value comes twice, so nothing need be kept free of doubles.

@@ -59,6 +59,7 @@ FLOORS = [
     ["hpo.read_results"],
     ["hpo.results"],
     ["hpo.paired"],
+    ["hpo.range_tested"],
     ["hpo"],
     ["hpo.bundle", "hpo.discover", "hpo.settings", "hpo.devices", "hpo.versions"],
     ["hpo.spec"],

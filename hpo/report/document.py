@@ -11,10 +11,12 @@ from hpo.audit import audit, sentence
 from hpo.end_table import rows_with_head
 from hpo.importance import about, importance
 from hpo.progress import has_band
+from hpo.range_tested import tested_param
 from hpo.report.blocks import Block, Picture, Section, Table, Text, value
 from hpo.report.cost import costs, endings
 from hpo.report.origin import Source, made_with, repeat
 from hpo.results import Results
+from hpo.space import space_from_json
 from hpo.verdict import number, origin, summary
 
 _N_BEST = 5
@@ -97,7 +99,7 @@ def _params(results: Results) -> list[Section]:
 
 def _pictures(results: Results, found: Mapping[str, Any]) -> list[Section]:
     told = {"importance.png": [Text(about(results))] if found["importance"] else [],
-            "progress.png": _bands(results)}
+            "progress.png": _bands(results), "lr_range.png": _range_tested(results)}
     why = {"importance.png": found.get("why")}
     return [Section(title, [Picture(name, alt, why.get(name) or missing), *told.get(name, [])])
             for name, (title, alt, missing) in _ABOUT.items()]
@@ -111,6 +113,15 @@ def _bands(results: Results) -> list[Text]:
     return [Text(f"The band is where the best of {' and of '.join(names)} stands in 80 % of 500 "
                  f"courses with other trials of the same kind, drawn with replacement. One run of "
                  f"a search tells nothing of how another would have gone, so it has none.")]
+
+
+def _range_tested(results: Results) -> list[Text]:
+    """Say which bounds the range test gave the search, where it was asked for them."""
+    name, sweep = tested_param(space_from_json(results.space)), results.sweep
+    if name is None or sweep is None or sweep.low is None or sweep.high is None:
+        return []
+    return [Text(f"The search drew {name} between {sweep.low:.3g} and {sweep.high:.3g}: the space "
+                 f"has it take its bounds from here.")]
 
 
 def _best_trials(results: Results) -> list[Section]:
