@@ -8,7 +8,7 @@ import pytest
 
 OFFERED = {
     "hpo": ["Categorical", "Epochs", "Float", "HpoError", "Int", "Metrics", "Param", "Run",
-            "StudySpec"],
+            "StudySpec", "load"],
     "hpo.train": ["Adadelta", "Adagrad", "Adam", "AdamW", "AlternatingFlip", "CifarResNet18",
                   "ColorJitter", "Constant", "Cosine", "CosineRestarts", "CrossEntropy", "CutMix",
                   "Cutout", "EMA", "EarlyStopping", "Exponential", "LAMB", "Linear", "MLP",
@@ -17,8 +17,8 @@ OFFERED = {
                   "Step", "TimmModel", "TorchvisionModel", "ViT", "WarmupCosine", "cifar10",
                   "datasets", "digits", "fashion_mnist", "image_folder", "initialise", "model",
                   "optimizer", "schedule", "tensors"],
-    "storage": ["Back", "Claim", "ClaimOrder", "Database", "EpochRow", "NewTicket", "Registry",
-                "Runs", "StudyStorage", "Ticket", "Tickets", "TrialEnd", "init", "mask", "open",
+    "storage": ["Aliases", "Back", "Claim", "ClaimOrder", "Database", "EpochRow", "NewTicket", "Registry",
+                "Runs", "Sources", "StudyStorage", "Ticket", "Tickets", "TrialEnd", "init", "mask", "open",
                 "validate_name"],
 }
 
