@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _WILDCARDS = ("0.0.0.0", "::")
 # A browser asks for six things at once; a study of thousands of trials takes a second to write.
 _N_THREADS = 8
+# How often the serving thread looks whether it is to stop.
+_LOOK_S = 0.5
 # optuna-dashboard takes artifacts as text inside JSON.
 _LONGEST_REQUEST = 64 * 2**20
 # What a proxy says of whom it serves, where it is trusted.
@@ -155,6 +157,7 @@ class Server:
                              f"--port, or --port 0 for a free one") from None
         self.port: int = self._socket.getsockname()[1]
         self._sockets: dict[int, Any] = {}
+        self._stopping = False
         trust: dict[str, Any] = {} if address.trusted_proxy is None else {
             "trusted_proxy": address.trusted_proxy, "trusted_proxy_headers": _PROXY_SAYS}
         try:
@@ -166,16 +169,24 @@ class Server:
             raise
 
     def serve(self) -> None:
-        """Serve until an interrupt, or until another thread says `stop`."""
+        """Serve until `stop`, which a signal's handler or another thread may say.
+
+        A KeyboardInterrupt would not do: where it strikes between two steps of the loop it may be
+        taken for an error of a connection, and is lost.
+        """
+        from waitress import wasyncore
+
         try:
-            self._server.run()
+            while self._sockets and not self._stopping:
+                wasyncore.loop(timeout=_LOOK_S, use_poll=self._server.adj.asyncore_use_poll,
+                               map=self._sockets, count=1)
         finally:
             self._close()
             self._server.task_dispatcher.shutdown()
 
     def stop(self) -> None:
-        """End `serve` from another thread."""
-        self._server.trigger.pull_trigger(self._close)
+        """End `serve` within half a second."""
+        self._stopping = True
 
     def _close(self) -> None:
         from waitress import wasyncore
@@ -229,9 +240,9 @@ def serve(
             url = address.url(server.port, tokens.reader)
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         # What stops a container ends it in order, like Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            server.serve()
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, lambda *_: server.stop())
+        server.serve()
     finally:
         db.close()
 

@@ -17,9 +17,9 @@ OFFERED = {
                   "Step", "TimmModel", "TorchvisionModel", "ViT", "WarmupCosine", "cifar10",
                   "datasets", "digits", "fashion_mnist", "image_folder", "initialise", "model",
                   "optimizer", "schedule", "tensors"],
-    "storage": ["Aliases", "Back", "Claim", "ClaimOrder", "Database", "EpochRow", "NewTicket", "Registry",
-                "Runs", "Sources", "StudyStorage", "Ticket", "Tickets", "TrialEnd", "init", "mask", "open",
-                "validate_name"],
+    "storage": ["Aliases", "Back", "Claim", "ClaimOrder", "Database", "EpochRow", "NewTicket",
+                "Registry", "Runs", "Sources", "StudyStorage", "Ticket", "Tickets", "TrialEnd",
+                "init", "mask", "open", "validate_name"],
 }
 
 
