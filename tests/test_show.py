@@ -40,7 +40,7 @@ MODULE = """
         return Recipe(data=digits(run), model=MLP(hidden=hidden), optimizer=AdamW(lr=lr),
                       batch_size=256)
 
-    STUDY = StudySpec(space={"lr": Float(1e-4, 1e-1, log=True), "hidden": Categorical(8, 16)},
+    STUDY = StudySpec(space={"lr": Float(1e-4, 1.0, log=True), "hidden": Categorical(8, 16)},
                       build=build, maximize="val_accuracy", epochs=3,
                       defaults={"lr": 1e-3, "hidden": 16},
                       grid={"lr": [1e-3, 1e-2], "hidden": [16]})
