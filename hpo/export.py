@@ -159,6 +159,8 @@ def _write(folder: Path, checkpoint: Path, chosen: Picked) -> dict[str, Any]:
     # That format holds no two names for one memory.
     save_file({name: value.clone().contiguous() for name, value in weights.items()},
               folder / SAFE)
+    # It leaves a file for its owner alone.
+    (folder / SAFE).chmod((folder / WEIGHTS).stat().st_mode)
     source = chosen.source or _source_now(module)
     bundle.write(folder / SOURCE, source)
     files = [folder / WEIGHTS, folder / SAFE, *((folder / SOURCE) / name for name in source)]

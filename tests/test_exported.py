@@ -132,6 +132,14 @@ def test_a_folder_is_all_that_a_process_elsewhere_needs(folder: Path, tmp_path: 
     assert not list(elsewhere.rglob("__pycache__"))
 
 
+def test_whoever_may_read_the_other_files_may_read_the_weights(folder: Path) -> None:
+    """A dashboard, say, that another user serves; checkpoints and both formats of an export."""
+    other = folder.parent / "other"
+    other.write_text("")
+    files = [folder.parent / "a.pt", folder / "model.pt", folder / "model.safetensors"]
+    assert {file.stat().st_mode for file in files} == {other.stat().st_mode}
+
+
 def test_the_json_says_what_goes_in_and_what_it_was_made_with(folder: Path) -> None:
     card = json.loads((folder / "model.json").read_text())
     assert card["inputs"] == {

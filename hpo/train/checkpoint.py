@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,16 @@ def write(path: Path, entry: Mapping[str, Any]) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    # Readable by whoever may read the folder's other files, which `tempfile` would not have it.
+    aside = path.parent / f".{path.name}-{secrets.token_hex(4)}"
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with aside.open("xb") as stream:
             torch.save(dict(entry), stream)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(aside, path)
     except BaseException as error:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         # Where the disk refuses, torch's writer raises what it makes of its own bytes' place.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
