@@ -7,6 +7,7 @@ workers which a test spawns see nothing but a URL; HPO_TEST_PG_URL gives another
 from __future__ import annotations
 
 import compileall
+import fcntl
 import gc
 import multiprocessing
 import multiprocessing.context
@@ -39,11 +40,14 @@ _START_S = 120
 _MAY_LACK = ("CUDA", "root may", "may mount")
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile our own modules once, for where no process may write what it has compiled.
 
     An image often sets PYTHONDONTWRITEBYTECODE; each of a thousand commands then compiles anew.
+    Where several processes share the tests (`-n 2`), the first of all does it before they start.
     """
+    if hasattr(session.config, "workerinput"):
+        return
     root = Path(__file__).resolve().parent.parent
     for folder in ("hpo", "storage", "search_spaces"):
         compileall.compile_dir(root / folder, quiet=2)
@@ -150,7 +154,11 @@ def _patiently(start: Callable[[], Any]) -> Any:
 
 def _start(pgserver: Any, folder: Path) -> Any:
     try:
-        return _patiently(lambda: pgserver.get_server(folder))
+        # The package adds a user to the machine where root starts its first server; of two
+        # processes that do so at once one would fail.
+        with Path(tempfile.gettempdir(), "hpo-tests-postgresql.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return _patiently(lambda: pgserver.get_server(folder))
     except Exception as error:
         pytest.skip(f"no PostgreSQL: {type(error).__name__}: {error}")
 

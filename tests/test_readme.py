@@ -53,9 +53,9 @@ def test_every_command_in_the_table_exists_and_every_command_is_in_it(tmp_path: 
 def test_ci_runs_the_two_commands_that_readme_gives() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
     assert len(re.findall(r"hpo run --study digits$", README, re.MULTILINE)) == 1
-    assert len(re.findall(r"python -m pytest$", README, re.MULTILINE)) == 1
+    assert len(re.findall(r"python -m pytest -n 2$", README, re.MULTILINE)) == 1
     assert "grep -m1 'hpo run --study digits$' README.md" in ci
-    assert "grep -m1 'python -m pytest$' README.md" in ci
+    assert "grep -m1 'python -m pytest -n 2$' README.md" in ci
 
 
 def test_pictures_that_readme_shows_are_there() -> None:
