@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo import bounds
 from hpo import settings as s
+from hpo.display import say
 from hpo.errors import HpoError, InputError, NoResult
 from hpo.studies import open_existing, phase_studies, require
 
@@ -56,11 +57,6 @@ def collected(db: Database, study: str) -> Results:
 
     require(db, study)
     return read_results.collect(db, study)
-
-
-def say(console: Console, text: str) -> None:
-    """Print a text as it stands: no markup, no line breaks of the terminal's."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(data: Any) -> None:

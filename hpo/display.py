@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _MIN_EPOCHS = 1
 
 
+def say(console: Console, text: str) -> None:
+    """Print a text as it stands: no markup, no line breaks of the terminal's."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def duration(seconds: float) -> str:
     """Return a time span as people say it: `45 s`, `3 min 20 s`, `2 h 05 min`."""
     if seconds < 1:
@@ -85,7 +90,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, text)
 
     def plan(self, lines: Sequence[str], planned: Mapping[str, int], epochs: int) -> None:
         """Say what will be done before it starts; `planned` is each phase's epochs at most."""

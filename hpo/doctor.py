@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import devices
-from hpo.ask import print_json, say
+from hpo.ask import print_json
 from hpo.diagnosis.database import database_findings
 from hpo.diagnosis.finding import NOT_CHECKED, WRONG, Finding, wrong
 from hpo.diagnosis.machine import machine_findings
+from hpo.display import say
 from hpo.errors import InputError
 from hpo.launch import make_home, order_of
 from hpo.settings import check

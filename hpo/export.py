@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import ask, bundle, devices, discover, picked
+from hpo.display import say
 from hpo.errors import HpoError, InputError
 from hpo.picked import Picked
 from hpo.spec import Run
@@ -81,9 +82,9 @@ def _export(
     card = write(chosen, home / chosen.checkpoint, to, data_dir=data_dir,
                  device=devices.slots(wanted, 1)[0].device)
     shown = ", ".join(f"{name}={value!r}" for name, value in card["scored_again"].items())
-    ask.say(console, f"{to}: {', '.join(sorted(path.name for path in to.iterdir()))}\n"
-                     f"scored again: {shown}, {card['scored_as']}\n"
-                     f"in Python: {card['load'].replace('FOLDER', repr(str(to)))}")
+    say(console, f"{to}: {', '.join(sorted(path.name for path in to.iterdir()))}\n"
+                 f"scored again: {shown}, {card['scored_as']}\n"
+                 f"in Python: {card['load'].replace('FOLDER', repr(str(to)))}")
     return 0
 
 

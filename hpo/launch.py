@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import devices, phases, studies
-from hpo.display import Display, duration, make_display
+from hpo.display import Display, duration, make_display, say
 from hpo.drive import Goal
 from hpo.errors import HpoError, InputError
 from hpo.plan import plan
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _FEW_VALIDATION = 100
 # `hpo worker` looks this often for the study that `hpo run` is to make.
 _ROW_POLL_S = 2.0
+# A wait for the database that is shorter is not worth a line.
+_SHORT_WAIT_S = 0.5
 
 
 class Stopper:
@@ -134,7 +136,7 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
         make_home(settings.home)
     described = pool.describe()
     spec = described["spec"]
-    row = _stored_row(settings)
+    row = _stored_row(settings, _patience(settings, lambda text: say(console, text), stopper))
     if row is not None:
         studies.check_same(row, settings, spec)
     settings = settings.resolved(spec, None if row is None else row["settings"])
@@ -150,7 +152,7 @@ def _run(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -> 
     data = _prepared(settings, pool, order, row, show)
     # After `prepare`: what `build` imports is loaded by then.
     files = pool.ask("source", "source", order=order, study=settings.study)["files"]
-    db = _made(settings, spec, data, files)
+    db = _made(settings, spec, data, files, _patience(settings, show.say, stopper))
     course = phases.Course(settings, spec, described["grid"], described["defaults"], data, db,
                            pool, show, stopper.check)
 
@@ -189,7 +191,8 @@ def _serve(settings: Settings, console: Console, pool: Pool, stopper: Stopper) -
 def _awaited_row(settings: Settings, show: Display, stopper: Stopper) -> Mapping[str, Any]:
     """Return the study's row, as soon as a run has made it."""
     said = False
-    while (row := _stored_row(settings)) is None:
+    patience = _patience(settings, show.say, stopper)
+    while (row := _stored_row(settings, patience)) is None:
         if not said:
             show.say(f"waiting for `hpo run` to make study '{settings.name}'")
             said = True
@@ -198,8 +201,31 @@ def _awaited_row(settings: Settings, show: Display, stopper: Stopper) -> Mapping
     return row
 
 
-def _stored_row(settings: Settings) -> Mapping[str, Any] | None:
-    db = studies.open_existing(settings.storage)
+def _patience(
+    settings: Settings, tell: Callable[[str], None], stopper: Stopper
+) -> Callable[[HpoError], None]:
+    """Return what is called before each wait for a database that does not answer.
+
+    It says once what is waited for, unless that was short, and lets a signal end the wait.
+    """
+    began = time.monotonic()
+    said = False
+
+    def waits(error: HpoError) -> None:
+        nonlocal said
+        stopper.check()
+        if not said and time.monotonic() - began > _SHORT_WAIT_S:
+            said = True
+            tell(f"{error}; it has {settings.storage_timeout_s:g} s to answer "
+                f"(--storage-timeout)")
+
+    return waits
+
+
+def _stored_row(
+    settings: Settings, patience: Callable[[HpoError], None]
+) -> Mapping[str, Any] | None:
+    db = studies.open_existing(settings.storage, settings.storage_timeout_s, patience)
     if db is None:
         return None
     try:
@@ -274,7 +300,7 @@ def warning_lines(warnings: Sequence[str], study: str) -> list[str]:
 
 
 def _made(settings: Settings, spec: Mapping[str, Any], data: dict[str, Any],
-          files: Mapping[str, str]) -> Database:
+          files: Mapping[str, str], patience: Callable[[HpoError], None]) -> Database:
     """Make home, database and the study's row where they are not there yet.
 
     The module's files are stored, and `data` names them from now on as `source`.
@@ -282,7 +308,7 @@ def _made(settings: Settings, spec: Mapping[str, Any], data: dict[str, Any],
     import storage
     from storage.database import Database
 
-    storage.init(settings.storage)
+    storage.init(settings.storage, settings.storage_timeout_s, patience)
     db = Database(settings.storage, settings.storage_timeout_s)
     data["source"] = db.sources.put(files)
     db.runs.save_study(settings.name, module=settings.study, metric=spec["metric"],

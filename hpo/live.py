@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import alive
-from hpo.ask import opened, say
-from hpo.display import about, duration
+from hpo.ask import opened
+from hpo.display import about, duration, say
 from hpo.errors import InputError, StorageError
 from hpo.settings import go_on_command
 from hpo.studies import phase_studies, require

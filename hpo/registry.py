@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import champions
-from hpo.ask import opened, print_json, say
+from hpo.ask import opened, print_json
+from hpo.display import say
 from hpo.studies import require
 
 if TYPE_CHECKING:

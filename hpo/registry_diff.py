@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import champions, standing
-from hpo.ask import opened, print_json, say
+from hpo.ask import opened, print_json
+from hpo.display import say
 
 if TYPE_CHECKING:
     from rich.console import Console

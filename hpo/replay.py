@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import devices as machine
-from hpo.ask import opened, print_json, say
+from hpo.ask import opened, print_json
+from hpo.display import say
 from hpo.errors import HpoError, InputError
 from hpo.launch import Stopper
 from hpo.one_trial import OneTrial, find

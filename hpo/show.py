@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.ask import checkpoint_state, opened, print_json, say
-from hpo.display import duration
+from hpo.ask import checkpoint_state, opened, print_json
+from hpo.display import duration, say
 from hpo.first_failures import tail
 from hpo.one_trial import OneTrial, at_flags, find
 from hpo.provenance import how_chosen, retry_chain

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo import alive
-from hpo.ask import collected, opened, print_json, say
-from hpo.display import duration
+from hpo.ask import collected, opened, print_json
+from hpo.display import duration, say
 from hpo.first_failures import kind_of
 from hpo.settings import go_on_command
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.errors import InputError, NoResult
+from hpo.errors import HpoError, InputError, NoResult
 from hpo.queue import phase_of, study_of
 from hpo.read_results import read_phase
 from hpo.results import PHASES
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 _FIRST_TIMEOUT_S = 5.0
 
 
-def open_existing(url: str) -> Database | None:
+def open_existing(
+    url: str, timeout_s: float | None = None,
+    waits: Callable[[HpoError], None] = lambda _error: None,
+) -> Database | None:
     """Open the database if it holds our tables; a question must not make any.
+
+    It has `timeout_s` to answer, and 5 seconds where none is given; `waits` is called before each
+    wait for it, as in `Link`.
 
     Raises:
         InputError: for a URL that cannot be used, or a database that another version set up.
@@ -32,14 +38,14 @@ def open_existing(url: str) -> Database | None:
 
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
         return None
-    # A run waits a minute for its server to come back; a command that only begins does not.
-    link = Link(url, _FIRST_TIMEOUT_S)
+    # A run waits a minute for its server to come back; who asks a question does not.
+    link = Link(url, timeout_s or _FIRST_TIMEOUT_S, waits)
     try:
         if revision(link) is None:
             return None
     finally:
         link.close()
-    return Database(url)
+    return Database(url, timeout_s or 60)
 
 
 def ensure_study(db: Database, study: str, direction: str, metric: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpo import devices
+from hpo.display import say
 from hpo.errors import InputError
 from hpo.launch import Stopper, data_lines, make_home, order_of, warning_lines
 from hpo.pool import Pool
@@ -56,20 +57,20 @@ def check(settings: Settings, console: Console) -> int:
     pool, described, settings = described_by_worker(settings)
     try:
         spec = described["spec"]
-        _say(console, f"study {settings.study}: {described['path']}")
-        _say(console, f"  {spec['direction']} {spec['metric']}, {settings.epochs} epochs, "
-                      f"{len(spec['space'])} params: {', '.join(spec['space'])}")
+        say(console, f"study {settings.study}: {described['path']}")
+        say(console, f"  {spec['direction']} {spec['metric']}, {settings.epochs} epochs, "
+                     f"{len(spec['space'])} params: {', '.join(spec['space'])}")
         for text in spec["warnings"]:
-            _say(console, f"  warning: {text}")
+            say(console, f"  warning: {text}")
         found = pool.prepare({**order_of(settings, spec), "first_epoch": True})
         epoch = found.pop("first_epoch", None)
         if epoch is not None:
             metrics = ", ".join(f"{name}={value:.4g}" for name, value in epoch.items())
-            _say(console, f"  an objective of its own: its first epoch gives {metrics}")
+            say(console, f"  an objective of its own: its first epoch gives {metrics}")
         warned = found.pop("warnings", [])
         for text in (*data_lines(found), *warning_lines(warned, settings.study)):
-            _say(console, f"  {text}")
-        _say(console, "  ok")
+            say(console, f"  {text}")
+        say(console, "  ok")
         return 0
     finally:
         end(pool)
@@ -116,14 +117,14 @@ def _show_sweep(
         picture = str(path) if swept.has_curve else None
         print(json.dumps({**result, "picture": picture}, allow_nan=False))
     elif result["pick"] is None:
-        _say(console, f"no learning rate to suggest: {result['reason']}")
+        say(console, f"no learning rate to suggest: {result['reason']}")
     else:
-        _say(console, f"{spec['lr_param']} = {result['pick']:.3g}{_error(result)}, sensible "
-                      f"between {result['low']:.3g} and {result['high']:.3g}: "
-                      f"{result['reason']}; {result['n_steps']} steps, {result['epochs']:.2g} of "
-                      f"an epoch")
+        say(console, f"{spec['lr_param']} = {result['pick']:.3g}{_error(result)}, sensible "
+                     f"between {result['low']:.3g} and {result['high']:.3g}: "
+                     f"{result['reason']}; {result['n_steps']} steps, {result['epochs']:.2g} of "
+                     f"an epoch")
     if not as_json and swept.has_curve:
-        _say(console, f"curve: {path}")
+        say(console, f"curve: {path}")
     return 0 if result["pick"] is not None else 1
 
 
@@ -131,7 +132,3 @@ def _error(result: Mapping[str, Any]) -> str:
     """Return the pick's error over the seeds: a factor, since rates are compared by ratios."""
     error = result.get("error")
     return "" if error is None else f" (a standard error is a factor of {10 ** error:.2g})"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

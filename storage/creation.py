@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Connection, select, table, text
 from sqlalchemy import column as sql_column
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from hpo.errors import InputError, StorageError
 from storage.engine import WRITES, mask, sqlite_path
-from storage.link import Link, explain
+from storage.link import Link
 from storage.schema import REVISION, VERSION_TABLE
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -28,25 +27,34 @@ ADVISORY_KEY = 0x68706F
 _version = table(VERSION_TABLE, sql_column("version_num"))
 
 
-def init(url: str, timeout_s: float = 60) -> None:
+def init(
+    url: str, timeout_s: float = 60,
+    waits: Callable[[StorageError | InputError], None] = lambda _error: None,
+) -> None:
     """Create Optuna's tables and ours, or bring ours up to date; safe to repeat and to race.
+
+    `waits` is called before each wait for a database that is away, as in `Link`.
 
     Raises:
         InputError: the place cannot hold a database, or a newer version made it.
         StorageError: the database did not answer.
     """
-    link = Link(url, timeout_s)
+    link = Link(url, timeout_s, waits)
     try:
         path = sqlite_path(link.engine.url)
         if path is not None:
             _make_folder(path.parent)
-        if revision(link) == REVISION:
-            return
-        with _only_one(link, path):
-            if revision(link) != REVISION:
-                _create(link)
+        if revision(link) != REVISION:
+            # All over again where the server goes away in the middle.
+            link.insist(lambda _again: _set_up(link, path))
     finally:
         link.close()
+
+
+def _set_up(link: Link, path: Path | None) -> None:
+    with _only_one(link, path):
+        if revision(link) != REVISION:
+            _create(link)
 
 
 def require(link: Link) -> None:
@@ -134,10 +142,7 @@ def _create(link: Link) -> None:
     if link.is_sqlite:
         link.read(_switch_to_wal)
     _create_optuna_tables(link.engine.url)
-    try:
-        _upgrade_own_tables(link)
-    except SQLAlchemyError as error:
-        raise explain(error, link.url) from error
+    _upgrade_own_tables(link)
 
 
 def _switch_to_wal(connection: Connection) -> None:
@@ -157,8 +162,6 @@ def _create_optuna_tables(url: URL) -> None:
         RDBStorage(template).engine.dispose()
     except RuntimeError as error:
         raise InputError(f"storage '{mask(url)}': {error}") from error
-    except DBAPIError as error:
-        raise explain(error, plain) from error
 
 
 def _upgrade_own_tables(link: Link) -> None:

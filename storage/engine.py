@@ -10,7 +10,10 @@ import os
 import random
 import re
 import sqlite3
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,29 @@ WRITES = "hpo_writes"
 # What was dropped in so short a time is noticed by the use itself, which is tried again then.
 PING_AFTER_S = 1.0
 _USED = "hpo_used_at"
+# A peer that vanished without a word, as a host that lost its power or network does, is taken for
+# gone after these four lost questions: some 30 s, where the systems' own defaults wait two hours.
+PEER_IDLE_S, PEER_PAUSE_S, PEER_ASKS = 10, 5, 4
+PEER_TIMEOUT_MS = 1000 * (PEER_IDLE_S + PEER_PAUSE_S * PEER_ASKS)
+
+
+class _Deadline(threading.local):
+    """Until when this thread's piece of work may wait, on the monotonic clock."""
+
+    at = inf
+
+
+_DEADLINE = _Deadline()
+
+
+@contextmanager
+def wait_until(at: float) -> Iterator[None]:
+    """Have no wait for SQLite's write lock go on after a moment of the monotonic clock."""
+    was, _DEADLINE.at = _DEADLINE.at, at
+    try:
+        yield
+    finally:
+        _DEADLINE.at = was
 
 
 def mask(url: str | URL) -> str:
@@ -169,7 +195,7 @@ def _take_write_lock(driver: sqlite3.Connection, wait_s: float) -> None:
     """
     try:
         driver.execute("PRAGMA busy_timeout = 0")
-        deadline = time.monotonic() + wait_s
+        deadline = min(time.monotonic() + wait_s, _DEADLINE.at)
         pause_s = FIRST_LOOK_S
         while True:
             try:
@@ -185,14 +211,21 @@ def _take_write_lock(driver: sqlite3.Connection, wait_s: float) -> None:
 
 
 def _postgres_engine(url: URL, timeout_s: float) -> Engine:
-    options: dict[str, Any] = {"connect_timeout": max(2, min(10, int(timeout_s)))}
+    options: dict[str, Any] = {
+        "connect_timeout": max(2, min(10, int(timeout_s))),
+        # Our own sessions are known by it, unless the URL names them.
+        "application_name": "hpo",
+        "keepalives_idle": PEER_IDLE_S, "keepalives_interval": PEER_PAUSE_S,
+        "keepalives_count": PEER_ASKS, "tcp_user_timeout": PEER_TIMEOUT_MS,
+    }
     try:
         engine = create_engine(
             url,
             pool_size=POSTGRES_SESSIONS,
             max_overflow=0,
             pool_timeout=timeout_s,
-            connect_args={} if "connect_timeout" in url.query else options,
+            connect_args={name: value for name, value in options.items()
+                          if name not in url.query},
         )
         lock_s = min(LOCK_TIMEOUT_S, timeout_s / 4)
         event.listen(engine, "connect", lambda c, _record: _prepare_postgres(c, lock_s))
@@ -209,8 +242,12 @@ def _postgres_engine(url: URL, timeout_s: float) -> Engine:
 
 def _prepare_postgres(connection: Any, lock_s: float) -> None:
     # A row that somebody locks must not hold a session for ever: there are two, and the leases
-    # need one. What waited too long is tried again.
-    connection.execute(f"SET lock_timeout = {max(1, int(1000 * lock_s))}")
+    # need one. What waited too long is tried again. And the server too must notice that we are
+    # gone: until then it keeps our locks.
+    connection.execute(
+        f"SET lock_timeout = {max(1, int(1000 * lock_s))}; "
+        f"SET tcp_keepalives_idle = {PEER_IDLE_S}; SET tcp_keepalives_interval = {PEER_PAUSE_S}; "
+        f"SET tcp_keepalives_count = {PEER_ASKS}; SET tcp_user_timeout = {PEER_TIMEOUT_MS}")
     connection.commit()
 
 

@@ -10,6 +10,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, Table, text
@@ -23,12 +24,16 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from hpo.errors import InputError, StorageError
-from storage.engine import WRITES, make_engine, mask
+from storage.engine import WRITES, make_engine, mask, wait_until
 from storage.prepared import is_refusal, transaction
 
 Result = TypeVar("Result")
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 2.0
+# A transaction of ours takes milliseconds: a session of ours that has left one open for so long
+# is that of a process which was stopped, or of a host that is gone.
+HALTED_AFTER_S = 4.0
+_LOCK_NOT_AVAILABLE = "55P03"
 # What no waiting repairs, in the words of SQLite and PostgreSQL.
 HOPELESS = (
     "authentication failed",
@@ -50,12 +55,17 @@ class Link:
     """An engine and the time it may take to come back.
 
     `read` runs without a transaction of its own, `write` in one that takes SQLite's write lock at
-    its start.
+    its start. `waits` is called before each wait for a database that is away, with why it is; it
+    may raise to give up.
     """
 
-    def __init__(self, url: str, timeout_s: float = 60) -> None:
+    def __init__(
+        self, url: str, timeout_s: float = 60,
+        waits: Callable[[StorageError | InputError], None] = lambda _error: None,
+    ) -> None:
         self.url = url
         self.timeout_s = timeout_s
+        self._waits = waits
         self.engine = make_engine(url, timeout_s)
         self._reads: Engine = self.engine
         if self.engine.dialect.name == "postgresql":
@@ -81,7 +91,7 @@ class Link:
             with self._reads.connect() as connection:
                 return work(connection)
 
-        return self._insist(once)
+        return self.insist(once)
 
     def write(
         self,
@@ -122,26 +132,59 @@ class Link:
                 done = again(connection) if repeated and again is not None else None
                 return work(connection) if done is None else done
 
-        return self._insist(once)
+        return self.insist(once)
 
     def close(self) -> None:
         """Close all sessions."""
         self.engine.dispose()
 
-    def _insist(self, once: Callable[[bool], Result]) -> Result:
+    def insist(self, once: Callable[[bool], Result]) -> Result:
+        """Call `once` until it succeeds or the time is over, and say whether it was called before.
+
+        Raises:
+            StorageError: the database stayed away or refused.
+        """
         deadline = time.monotonic() + self.timeout_s
         wait_s = FIRST_WAIT_S
         repeated = False
         while True:
             try:
-                return once(repeated)
+                with wait_until(deadline):
+                    return once(repeated)
             except SQLAlchemyError as error:
                 if not may_pass(error) or time.monotonic() + wait_s > deadline:
                     raise explain(error, self.url) from error
+                self._waits(explain(error, self.url))
+                self._end_halted(error)
             repeated = True
             # Spread, so that workers which lost one server do not return in one instant.
             time.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+    def _end_halted(self, error: SQLAlchemyError) -> None:
+        """After a wait for a lock in vain, end the sessions of ours that may hold it for ever.
+
+        A stopped process keeps its locks: what it was in the middle of is rolled back, and it
+        begins again where it goes on.
+        """
+        if getattr(getattr(error, "orig", None), "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            return
+        # The next wait for the lock asks again.
+        with suppress(SQLAlchemyError), self._reads.connect() as connection:
+            after_s = max(1.0, min(HALTED_AFTER_S, self.timeout_s / 8))
+            connection.execute(_END_HALTED, {"after_s": after_s}).all()
+
+
+# A session in a transaction for whose next word the server waits: between two statements, or in
+# the middle of a pipeline, which the server calls active.
+_END_HALTED = text("""
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND usename = current_user
+    AND application_name = current_setting('application_name')
+    AND wait_event = 'ClientRead' AND pid <> pg_backend_pid()
+    AND xact_start < clock_timestamp() - make_interval(secs => :after_s)
+    AND state_change < clock_timestamp() - make_interval(secs => :after_s)
+""")
 
 
 def alone(connection: Connection, table: Table) -> None:
@@ -184,10 +227,14 @@ def explain(error: SQLAlchemyError, url: str) -> StorageError | InputError:
         return InputError(
             f"storage '{mask(url)}' has not been set up ({cause}); `hpo init` does that"
         )
+    if "disk I/O error" in cause:
+        # What SQLite says where its files cannot grow while they are written.
+        cause += ", as of a disk that is full or broken"
     full = "; make room there, and run the same command again" if is_full(cause) else ""
     return StorageError(f"storage '{mask(url)}': {cause}{full}")
 
 
 def is_full(cause: str) -> bool:
     """Say whether a database's words mean that its disk is full."""
-    return "disk is full" in cause or "No space left on device" in cause
+    said = ("disk is full", "No space left on device", "disk that is full")
+    return any(words in cause for words in said)

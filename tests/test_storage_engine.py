@@ -197,6 +197,70 @@ def test_a_held_write_lock_delays_a_report_and_does_not_lose_it(sqlite_url: str)
     db.close()
 
 
+def test_a_write_lock_that_nobody_gives_back_is_waited_for_until_the_timeout(
+    sqlite_url: str,
+) -> None:
+    """And no longer, however long SQLite's own wait is."""
+    storage.init(sqlite_url)
+    blocker = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    db = storage.Database(sqlite_url, timeout_s=1)
+    begun = time.monotonic()
+    with pytest.raises(StorageError, match="database is locked"):
+        db.tickets.write("s", "s", "trial", [storage.NewTicket(0)])
+    assert 0.9 < time.monotonic() - begun < 4
+    blocker.close()
+    db.close()
+
+
+def test_who_waits_is_told_before_each_wait_and_may_give_up(tmp_path: Path) -> None:
+    told: list[StorageError | InputError] = []
+
+    def waits(error: StorageError | InputError) -> None:
+        told.append(error)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        storage.init(f"postgresql://u:secret@/d?host={tmp_path}", waits=waits)
+    assert all("No such file or directory" in str(error) for error in told), told
+
+
+def test_only_sessions_of_ours_are_ended_for_a_lock_that_they_keep(postgres_url: str) -> None:
+    """One that somebody else left open is waited for; one of ours belongs to a halted process."""
+    import psycopg
+
+    storage.init(postgres_url)
+    db = storage.Database(postgres_url, timeout_s=4)
+    tickets = [storage.NewTicket(0)]
+    with psycopg.connect(postgres_url, application_name="psql") as other:
+        other.execute("LOCK TABLE hpo_ticket")
+        with pytest.raises(StorageError, match="lock timeout"):
+            db.tickets.write("s", "s", "trial", tickets)
+    with psycopg.connect(postgres_url, application_name="hpo") as halted:
+        halted.execute("LOCK TABLE hpo_ticket")
+        db.tickets.write("s", "s", "trial", tickets)
+        with pytest.raises(psycopg.OperationalError, match="terminat"):
+            halted.execute("SELECT 1")
+    db.close()
+
+
+def test_a_peer_that_vanished_is_noticed_in_half_a_minute_unless_the_url_differs(
+    postgres_url: str,
+) -> None:
+    """The systems' own defaults are two hours."""
+    for more, idle_s in ("", "10"), ("keepalives_idle=77", "77"):
+        engine = make_engine(f"{postgres_url}{'&' if '?' in postgres_url else '?'}{more}")
+        with engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            params = driver.info.get_parameters()
+        engine.dispose()
+        assert params["application_name"] == "hpo" and params["keepalives_idle"] == idle_s
+        assert params["keepalives_interval"] == "5" and params["keepalives_count"] == "4"
+        assert params["tcp_user_timeout"] == "30000"
+
+
 def _drop_other_sessions(url: str) -> None:
     import psycopg
 

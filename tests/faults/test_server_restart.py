@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from commands import TIMEOUT_S, finish, search_words, start, write
 
 import storage
 from storage import Database
+from storage.link import Link, alone
+from storage.schema import marks, tickets
 
 pytestmark = pytest.mark.faults
 
@@ -84,6 +91,72 @@ def test_a_server_that_stays_away_ends_the_run_after_the_storage_timeout(
     assert not any(trial.state.name == "RUNNING" for trial in trials)
     assert db.tickets.counts("s")["done"] == 4
     db.close()
+
+
+def test_a_run_that_begins_while_the_server_is_away_waits_for_it(
+    tmp_path: Path, own_server: Any
+) -> None:
+    """It says once what it waits for, and a signal ends the wait."""
+    words = prepared(tmp_path, own_server.url, "--n-trials", 2)
+    own_server.crash()
+    stopped, going = start(tmp_path, *words), start(tmp_path, *words)
+    lines = [process.stdout.readline() for process in (stopped, going) if process.stdout]
+    assert all("it has 60 s to answer (--storage-timeout)" in line for line in lines), lines
+    stopped.send_signal(signal.SIGINT)
+    code, output = finish(stopped)
+    assert code == 130 and "stopped by a signal" in output, output
+    own_server.start()
+    code, output = finish(going)
+    assert code == 0 and "to answer" not in output, output
+    db = Database(own_server.url)
+    assert db.tickets.counts("s")["done"] == 2
+    db.close()
+
+
+def test_a_process_that_was_halted_in_a_transaction_holds_nobody_up(
+    tmp_path: Path, own_server: Any
+) -> None:
+    """Its session is ended, and it begins again where it goes on."""
+    storage.init(own_server.url)
+    processes = multiprocessing.get_context("forkserver")
+    ours, theirs = processes.Pipe(duplex=False)
+    halted = processes.Process(target=hold_tickets, args=(own_server.url, theirs))
+    halted.start()
+    assert ours.recv() == "inside"
+    assert halted.pid is not None
+    os.kill(halted.pid, signal.SIGSTOP)
+    try:
+        db = Database(own_server.url, timeout_s=20)
+        began = time.monotonic()
+        db.tickets.write("s", "s", "trial", [storage.NewTicket(0)])
+        assert time.monotonic() - began < 20
+    finally:
+        os.kill(halted.pid, signal.SIGCONT)
+    assert ours.recv() == "done"
+    halted.join(60)
+    assert halted.exitcode == 0
+    assert [ticket.idx for ticket in db.tickets.list("s")] == [0]
+    db.close()
+
+
+def hold_tickets(url: str, told: Connection) -> None:
+    """Lock the tickets in a transaction that lasts as long as this process is halted."""
+    link = Link(url)
+    first = True
+
+    def work(connection: sqlalchemy.Connection) -> None:
+        nonlocal first
+        alone(connection, tickets)
+        if first:
+            first = False
+            told.send("inside")
+            # Halted in here, it finds its session gone when it wakes.
+            time.sleep(1)
+        connection.execute(sqlalchemy.insert(marks).values(name="woke", value=1))
+
+    link.write(work)
+    link.close()
+    told.send("done")
 
 
 def test_a_run_keeps_few_sessions_and_none_of_them_in_a_transaction(
