@@ -79,10 +79,13 @@ class Running:
             "--max-failures", "0", "--epoch-timeout", "20"]
         self.codes: Counter[int] = Counter()
         self._log = (folder / "output.txt").open("ab")
+        # Why the command ended with a 1, in its own words.
+        self.why: Counter[str] = Counter()
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._begin = os.fstat(self._log.fileno()).st_size
         return subprocess.Popen(self._words, cwd=self.folder, env=env, stdin=subprocess.DEVNULL,
                                 stdout=self._log, stderr=self._log, start_new_session=True)
 
@@ -90,8 +93,17 @@ class Running:
         """Start the command again if it has ended."""
         code = self.process.poll()
         if code is not None:
-            self.codes[code] += 1
+            self._count(code)
             self.process = self._start()
+
+    def _count(self, code: int) -> None:
+        self.codes[code] += 1
+        if code == 1:
+            with (self.folder / "output.txt").open("rb") as log:
+                log.seek(self._begin)
+                lines = log.read().decode(errors="replace").split("\n")
+            told = [line for line in lines if line.startswith("hpo: ")]
+            self.why[(told or lines[-2:-1] or ["nothing"])[-1]] += 1
 
     def workers(self) -> list[int]:
         """Return the pids of the parent's children."""
@@ -106,7 +118,7 @@ class Running:
     def finish(self) -> None:
         """Let the command come to its end, undisturbed."""
         while (code := self.process.wait()) != 0:
-            self.codes[code] += 1
+            self._count(code)
             if sum(self.codes.values()) > 1000:
                 raise SystemExit(f"FAIL: the command ends with {code} without an end; "
                                  f"see {self.folder}/output.txt")
@@ -328,6 +340,8 @@ def chaos(made: Databases, kind: str, args: argparse.Namespace) -> bool:
         print(f"  {n:5d}  {name}")
     print("  the command ended with: "
           + ", ".join(f"{code} ({n}x)" for code, n in sorted(running.codes.items())))
+    for text, n in running.why.most_common():
+        print(f"    {n}x {text.replace(str(folder), 'FOLDER')[:180]}")
     print(f"  {'trials that failed and were tried again':<58}{'trials':>8}{'epochs lost':>13}")
     spent = costs(trials)
     for reason, (n, lost) in sorted(spent.items()):

@@ -33,6 +33,10 @@ _CHILD = ("import json, os, sys; sys.path[:] = json.loads(os.environ.pop('HPO_SY
 # Workers that die one after another without ending a trial are a fault of the machine or the
 # module, and starting more of them only hides it.
 _MAX_DEATHS = 5
+# The first worker is asked again by the one that replaces it, where it was killed from outside: by
+# the kernel that had no memory left, or by a person. A module that kills each of them is told.
+_MAX_KILLED = 2
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 # A worker that is asked where it is has this long to say so.
 _STACK_S = 0.3
 
@@ -158,20 +162,28 @@ class Pool:
             InputError: with the fault that it answers instead.
         """
         self.tell(cmd, **data)
-        return self._await(answer)
+        return self._await(answer, lambda: self.tell(cmd, **data))
 
     def tell(self, cmd: str, **data: Any) -> None:
         """Send the first worker one command; what it answers comes with `poll`."""
         self._send(self.members[self.slots[0].index], cmd, **data)
 
-    def _await(self, wanted: str) -> dict[str, Any]:
-        """Return the first worker's next event of that name."""
+    def _await(
+        self, wanted: str, ask_again: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Return the first worker's next event of that name; one that is killed is replaced."""
+        n_killed = 0
         while True:
             self.check()
             for member, event in self.poll(0.5):
                 if event["event"] == "fault":
                     raise InputError(event["text"])
                 if event["event"] == "exit" and member.slot.index == self.slots[0].index:
+                    n_killed += 1
+                    if event["code"] in _FROM_OUTSIDE and n_killed <= _MAX_KILLED:
+                        self.start()
+                        ask_again()
+                        continue
                     raise HpoError(f"study '{self.study}': the first worker ended with code "
                                    f"{event['code']} before any trial:\n{event['tail']}")
                 if event["event"] == wanted and member.slot.index == self.slots[0].index:

@@ -118,6 +118,39 @@ def test_a_module_that_kills_its_process_is_told_with_what_it_printed(
         new_pool().describe()
 
 
+@pytest.mark.parametrize("where", ["the module is loaded", "the model is built"])
+@pytest.mark.parametrize("n_killed", [2, 3])
+def test_a_first_worker_that_is_killed_is_asked_again_twice(
+    tmp_path: Path, new_pool: Callable[..., Pool], where: str, n_killed: int
+) -> None:
+    """By the kernel, say, where the memory is scarce for a moment."""
+    dies = f"""
+    import os, signal
+    from pathlib import Path
+    DEATHS = Path({str(tmp_path / 'deaths')!r})
+    def die(place):
+        n = len(DEATHS.read_text()) if DEATHS.exists() else 0
+        if place == {where!r} and n < {n_killed}:
+            DEATHS.write_text("x" * (n + 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+    die("the module is loaded")
+    """
+    write_text(tmp_path, "s", dies + DIGITS.replace(
+        "        return Recipe", '        die("the model is built")\n        return Recipe'))
+    pool = new_pool()
+
+    def prepared() -> dict[str, Any]:
+        pool.describe()
+        return pool.prepare(order(tmp_path, metric="val_loss"))
+
+    if n_killed == 2:
+        assert prepared()["n_classes"] == 10
+    else:
+        with pytest.raises(HpoError, match="first worker ended with code -9 before any trial"):
+            prepared()
+    assert len((tmp_path / "deaths").read_text()) == n_killed
+
+
 def test_a_worker_that_is_lost_before_there_is_work_is_replaced(
     tmp_path: Path, new_pool: Callable[..., Pool]
 ) -> None:
