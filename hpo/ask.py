@@ -9,7 +9,7 @@ import json
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -186,8 +186,12 @@ def publish(db: Database, found: Results, home: Path) -> Path:
     return folder / "report.html"
 
 
-def delete(study: str, home: Path, storage: str | None, console: Console) -> int:
+def delete(
+    study: str, home: Path, storage: str | None, console: Console, sure: Callable[[str], bool]
+) -> int:
     """Delete a study's trials, tickets, checkpoints and logs; registry rows stay, marked.
+
+    `sure` is asked first, with what would be gone.
 
     Raises:
         HpoError: while a run of the study is on.
@@ -199,6 +203,9 @@ def delete(study: str, home: Path, storage: str | None, console: Console) -> int
         if db.tickets.running(study):
             raise HpoError(f"study '{study}' has running trials: stop its run first "
                            f"(or, if its machine is gone, `hpo run` closes them)")
+        if not sure(_what_goes(db, study)):
+            say(console, "nothing is deleted")
+            return 1
         for name in phase_studies(db, study).values():
             remove_pictures(db, name, home)
         db.delete(study)
@@ -207,3 +214,18 @@ def delete(study: str, home: Path, storage: str | None, console: Console) -> int
     say(console, f"study {study} is deleted; its registry rows stay, marked so: "
                  f"hpo registry list --all")
     return 0
+
+
+def _what_goes(db: Database, study: str) -> str:
+    """Return the question before a study is deleted, with what would be gone."""
+    counts = [(phase, sum(t.kind == "trial" and t.trial_id is not None
+                          for t in db.tickets.list(name)))
+              for phase, name in phase_studies(db, study).items()]
+    told = [f"{n} of {phase}" for phase, n in counts if n]
+    question = f"delete study '{study}', its trials ({', '.join(told) or 'none'}) and its files?"
+    champion = db.aliases.holder(study, "champion")
+    row = None if champion is None else db.registry.get(champion)
+    if row is None or not any(run["checkpoint"] for run in row["scores"]):
+        return question
+    return (f"{question} The weights of its champion {row['id'][:8]} are among these; "
+            f"hpo registry export {row['id'][:8]} --to FOLDER keeps them.")

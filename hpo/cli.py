@@ -305,10 +305,8 @@ def delete(
     if not yes and not sys.stdin.isatty():
         raise InputError("delete asks before it deletes, and here is no terminal to ask on: "
                          "give --yes")
-    if not yes and not typer.confirm(f"delete study '{study}' and all its trials?"):
-        console().print("nothing is deleted")
-        return 1
-    return remove(study, s.home_folder(home), storage, console())
+    return remove(study, s.home_folder(home), storage, console(),
+                  lambda question: yes or typer.confirm(question))
 
 
 @app.command()

@@ -253,9 +253,9 @@ def register(
         runs = [run for _, ticket in asked if (run := _run_row(ticket, trials, scores))]
         missing = [seed for seed, _ in asked if seed not in {run["seed"] for run in runs}]
         if missing:
-            lost.append(f"confirm: {candidate.label} has no result on "
+            lost.append(f"confirm: {candidate.title}: no result on "
                         f"seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}, "
-                        f"so its mean is over {len(runs)} of {len(asked)}")
+                        f"so the mean is over {len(runs)} of {len(asked)}")
         if runs:
             rows.append({**common, **_row(candidate, runs, spec), "lost_seeds": missing,
                          "epochs_spent": spent.get(candidate.phase, 0)})

@@ -171,7 +171,7 @@ def _sweep(course: Course) -> float | None:
     sweep = NewTicket(idx=0, params=dict(course.defaults or {}), payload={"seed": course.seed},
                       params_key=None)
     _try_again(course, study)
-    _do(course, "lr-range", [sweep], kind="sweep")
+    _do(course, "lr-range", [sweep], kind="sweep", label="lr-range sweep")
     found = course.db.tickets.list(study)[0]
     if found.result is None:
         course.note(f"lr-range: the sweep failed: {found.cause}")
@@ -261,13 +261,13 @@ def _confirm(course: Course) -> None:
     if course.spec["has_build"]:
         _do(course, "confirm", confirm.score_items(course.db, course.name), kind="score",
             label="test split")
-    for text in confirm.register(course.db, course.name, course.settings, course.spec, candidates,
-                                 course.data):
-        course.note(text)
+    # The run's result comes next, and these under it.
+    course.notes += confirm.register(course.db, course.name, course.settings, course.spec,
+                                     candidates, course.data)
     spec = course.spec
     if said := champions.settle(course.db, course.name, spec["metric"],
                                 spec["direction"] == "maximize"):
-        course.note(said)
+        course.notes.append(said)
 
 
 def _race(course: Course, candidates: Sequence[confirm.Candidate]) -> None:

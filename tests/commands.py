@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 import textwrap
@@ -91,6 +92,18 @@ def start(folder: Path, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments(*words), cwd=folder, env=environment(), text=True,
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)
+
+
+def answered(folder: Path, answer: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run `hpo WORDS` and answer its question, as on a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, f"{answer}\n".encode())
+        return subprocess.run(arguments(*words), cwd=folder, env=environment(), text=True,
+                              stdin=theirs, capture_output=True, timeout=TIMEOUT_S)
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:

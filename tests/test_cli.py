@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import environment, hpo, search, trials, write, write_text
+from commands import answered, environment, hpo, search, trials, write, write_text
 
 COMMANDS = ("run", "worker", "check", "doctor", "lr-range", "status", "show", "replay", "best",
             "report", "export", "delete", "registry", "dashboard", "init")
@@ -143,6 +143,19 @@ def test_nothing_is_deleted_without_an_answer(tmp_path: Path) -> None:
     done = hpo(tmp_path, "delete", "--study", "quad", code=2)
     assert done.stderr.endswith("give --yes\n")
     assert len(trials(tmp_path, "quad")) == 1
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_who_deletes_is_told_before_what_would_be_gone(tmp_path: Path, answer: str) -> None:
+    write(tmp_path, "quad")
+    hpo(tmp_path, "run", "--study", "quad", "--n-trials", 2, "--top-k", 1, "--confirm-seeds", 1,
+        "--phases", "search,confirm", "--workers", 1)
+    done = answered(tmp_path, answer, "delete", "--study", "quad")
+    assert ("delete study 'quad', its trials (2 of search, 1 of confirm) and its files? [y/N]"
+            in done.stdout), done
+    gone = answer == "y"
+    assert done.returncode == (0 if gone else 1)
+    hpo(tmp_path, "best", "--study", "quad", code=3 if gone else 0)
 
 
 def test_registered_results_outlive_their_study_and_its_pictures_do_not(tmp_path: Path) -> None:

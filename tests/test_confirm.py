@@ -216,7 +216,7 @@ def test_a_seed_without_a_result_is_told_and_left_out_of_the_mean(db: Database) 
     db.tickets.write("s", "s/confirm", "trial", items(tickets_by_key(db, "s"), chosen, [1, 2, 3]))
     work_off(db, lambda x, seed: None if seed == 2 else x + seed / 100)
     assert register(db, "s", SETTINGS, SPEC, chosen, {}) == [
-        "confirm: search#1 has no result on seed 2, so its mean is over 2 of 3"]
+        "confirm: search trial 0: no result on seed 2, so the mean is over 2 of 3"]
     [row] = db.registry.rows("s")
     assert row["lost_seeds"] == [2] and row["seeds"] == [1, 3]
     assert row["val_mean"] == pytest.approx(0.82)

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from commands import hpo, trials, write_text
+from commands import answered, hpo, trials, write_text
 
 MODULE = """
     import torch
@@ -80,6 +80,8 @@ def test_a_registered_model_of_the_user_s_own_outlives_its_module(tmp_path: Path
             (10, 64), (10,)]
     done = hpo(tmp_path, "registry", "export", "s@champion", "--to", "out", code=2)
     assert "which --force replaces" in done.stderr
+    asked = answered(tmp_path, "n", "delete", "--study", "s").stdout
+    assert f"hpo registry export {row['id'][:8]} --to FOLDER keeps them" in asked
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_read(tmp_path: Path) -> None:

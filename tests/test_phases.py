@@ -47,7 +47,7 @@ def test_a_confirmation_that_failed_is_tried_again(tmp_path: Path) -> None:
     words = ("run", "--study", "s", "--n-trials", 3, "--top-k", 1, "--phases", "search,confirm",
              "--workers", 1)
     done = hpo(tmp_path, *words)
-    assert "has no result on seed 2, so its mean is over 2 of 3" in done.stdout
+    assert ": no result on seed 2, so the mean is over 2 of 3" in done.stdout
     assert [r for r in reasons(trials(tmp_path, "s/confirm")) if r] == [
         "error: OSError: disk away"]
     (tmp_path / "back").touch()
